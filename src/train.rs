@@ -3,8 +3,8 @@
 
 use anyhow::Result;
 use clap::{Args, Subcommand, ValueEnum};
-use laser_night::recommender::{self, RecommenderEpoch};
-use laser_night::train::{Trained, train};
+use laser_night::recommender;
+use laser_night::train::{DraftKind, Epoch, Trained, train};
 use laser_report::LineChart;
 use laser_store::Location;
 use laser_terminal::{Display, Style, Table, print};
@@ -50,34 +50,39 @@ enum MadeFor {
 pub(crate) async fn run(command: TrainCommand) -> Result<u8> {
     let drain = drain_on_signal()?;
     let mut display = Display::new();
-    let shown = match command {
+    let (what, trained) = match command {
         TrainCommand::Draft(DraftArgs { made_for: MadeFor::Texts, config }) => {
-            let trained = train(&config.load()?, &mut display, &drain).await?;
-            trained.map(|trained| (trained.folder.clone(), curves(&trained), summary(&trained)))
+            let config = config.load()?;
+            let what = match config.train.kind {
+                DraftKind::Acceptance => ["an acceptance head", "[draft.model] acceptance_head"],
+                DraftKind::Model | DraftKind::Eagle | DraftKind::Medusa => ["a draft model", "[draft.model] path"],
+            };
+            (what, train(&config, &mut display, &drain).await?)
         }
         TrainCommand::Draft(DraftArgs { made_for: MadeFor::Recommendation, config }) => {
             let trained = recommender::train_draft(&config.load_histories()?, &mut display, &drain).await?;
-            trained.map(|trained| (trained.folder.clone(), lists_curves(&trained), lists_summary(&trained)))
+            (["a draft model for lists", "[draft.model] path and [lists]"], trained)
         }
         TrainCommand::Recommender(args) => {
             let trained = recommender::train(&args.load_histories()?, &mut display, &drain).await?;
-            trained.map(|trained| (trained.folder.clone(), lists_curves(&trained), lists_summary(&trained)))
+            (["a recommender", "[model] path and [lists]"], trained)
         }
     };
     drop(display);
-    let Some((folder, curves, summary)) = shown else {
+    let Some(trained) = trained else {
         return Ok(DRAINED);
     };
-    let place = Location::parse(&folder.to_string_lossy())?.join(CURVES);
-    place.write(curves.svg()?.into()).await?;
-    print(&summary)?;
+    let place = Location::parse(&trained.folder.to_string_lossy())?.join(CURVES);
+    place.write(curves(what[0], &trained).svg()?.into()).await?;
+    print(&summary(what, &trained))?;
     Ok(0)
 }
 
-fn lists_summary(trained: &Trained<RecommenderEpoch>) -> String {
-    let overlaps = trained.kept.overlap.is_some();
-    let mut header = vec!["epoch", "seconds", "loss", "held out", "first code", "all codes"];
-    header.extend(overlaps.then_some("overlap"));
+/// What was trained, where to name it in a configuration, and the table of its epochs.
+fn summary([what, keys]: [&str; 2], trained: &Trained) -> String {
+    let mut header = vec!["epoch", "seconds", "loss", "held out"];
+    header.extend(trained.kept.shares.iter().map(|(name, _)| name.as_str()));
+    header.extend(trained.kept.own_loss.map(|_| "held out, draft model alone"));
     let mut table = Table::new(&header);
     for epoch in &trained.history {
         let mut row = vec![
@@ -85,88 +90,29 @@ fn lists_summary(trained: &Trained<RecommenderEpoch>) -> String {
             format!("{:.0}", epoch.seconds),
             format!("{:.4}", epoch.loss),
             format!("{:.4}", epoch.held_out_loss),
-            percent(epoch.first),
-            percent(epoch.all),
         ];
-        row.extend(epoch.overlap.map(percent));
-        table.push(row);
-    }
-    let state = if trained.is_new { "" } else { ", complete already" };
-    let folder = trained.folder.display();
-    let (what, usage) = match overlaps {
-        false => ("a recommender", "; use it with [model] path and [lists]"),
-        true => ("a draft model for lists", "; use it with [draft.model] path and [lists]"),
-    };
-    format!("{folder}: {what}{state}{usage}\n\n{}", table.render(Style::Text))
-}
-
-fn lists_curves(trained: &Trained<RecommenderEpoch>) -> LineChart {
-    let line = |name: &str, value: fn(&RecommenderEpoch) -> f64| {
-        (name.to_owned(), trained.history.iter().map(value).collect())
-    };
-    let mut lines = vec![
-        line("loss", |epoch| epoch.loss),
-        line("loss on held-out items", |epoch| epoch.held_out_loss),
-        line("first code", |epoch| epoch.first),
-        line("all codes", |epoch| epoch.all),
-    ];
-    if trained.kept.overlap.is_some() {
-        lines.push(line("overlap", |epoch| epoch.overlap.unwrap_or_default()));
-    }
-    LineChart {
-        title: "Recommender".to_owned(),
-        x: "epoch",
-        y: "nats, share",
-        places: trained.history.iter().map(|epoch| epoch.epoch.to_string()).collect(),
-        lines,
-    }
-}
-
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
-}
-
-fn summary(trained: &Trained) -> String {
-    let mut header = ["epoch", "seconds", "loss", "held out", "overlap", "first"].map(str::to_owned).to_vec();
-    header.extend((2..).take(trained.kept.deeper.len()).map(|depth| format!("at depth {depth}")));
-    header.extend(trained.kept.own_loss.map(|_| "held out, draft model alone".to_owned()));
-    let mut table = Table::new(&header.iter().map(String::as_str).collect::<Vec<_>>());
-    for epoch in &trained.history {
-        let mut row = vec![
-            format!("{}{}", epoch.epoch, if epoch.epoch == trained.kept.epoch { " (kept)" } else { "" }),
-            format!("{:.0}", epoch.seconds),
-            format!("{:.4}", epoch.loss),
-            format!("{:.4}", epoch.held_out_loss),
-            percent(epoch.overlap),
-            percent(epoch.first),
-        ];
-        row.extend(epoch.deeper.iter().map(|first| percent(*first)));
+        row.extend(epoch.shares.iter().map(|(_, share)| format!("{:.1} %", 100.0 * share)));
         row.extend(epoch.own_loss.map(|loss| format!("{loss:.4}")));
         table.push(row);
     }
     let state = if trained.is_new { "" } else { ", complete already" };
     let folder = trained.folder.display();
-    let (what, key) = match trained.kept.own_loss {
-        None => ("a draft model", "path"),
-        Some(_) => ("an acceptance head", "acceptance_head"),
-    };
-    format!("{folder}: {what}{state}; use it with [draft.model] {key}\n\n{}", table.render(Style::Text))
+    format!("{folder}: {what}{state}; use it with {keys}\n\n{}", table.render(Style::Text))
 }
 
-fn curves(trained: &Trained) -> LineChart {
-    let line = |name: &str, value: fn(&laser_night::train::EpochReport) -> f64| {
-        (name.to_owned(), trained.history.iter().map(value).collect())
-    };
+fn curves(what: &str, trained: &Trained) -> LineChart {
+    let of_epochs = |value: &dyn Fn(&Epoch) -> f64| trained.history.iter().map(value).collect::<Vec<_>>();
+    let mut lines = vec![
+        ("loss".to_owned(), of_epochs(&|epoch| epoch.loss)),
+        ("loss on what was held out".to_owned(), of_epochs(&|epoch| epoch.held_out_loss)),
+    ];
+    let shares = trained.kept.shares.iter().map(|(name, _)| name);
+    lines.extend(shares.map(|name| (name.clone(), of_epochs(&|epoch| epoch.share(name).unwrap_or_default()))));
     LineChart {
-        title: "Draft model".to_owned(),
+        title: format!("Training of {what}"),
         x: "epoch",
         y: "nats, share",
         places: trained.history.iter().map(|epoch| epoch.epoch.to_string()).collect(),
-        lines: vec![
-            line("loss", |epoch| epoch.loss),
-            line("loss on held-out texts", |epoch| epoch.held_out_loss),
-            line("overlap", |epoch| epoch.overlap),
-            line("first", |epoch| epoch.first),
-        ],
+        lines,
     }
 }

@@ -6,9 +6,9 @@
 //!
 //! All of it may be repeated in rounds, each of which begins as the first one did: with budgets and draft models that
 //! have learnt nothing, since what they would know from the rounds before is of the very texts that are measured.
-//! Pools never learn. What carries over is the engine with its memory and the prefix that prompts share, and the order
-//! of the variants, which goes on turning. So rounds differ by the machine's chance alone, of which an error can be
-//! told; how far other texts would differ it does not tell.
+//! Pools never learn. What carries over is the engine with its memory, and the order of the variants, which goes on
+//! turning. So rounds differ by the machine's chance alone, of which an error can be told; how far other texts would
+//! differ it does not tell.
 
 use std::time::Instant;
 
@@ -75,8 +75,6 @@ impl Comparison<'_> {
     /// A draft model that cannot be loaded, and the first text that fails: figures over different texts could not be
     /// compared.
     pub(super) fn interleave(&self, generator: &mut Generator, display: &mut Display) -> Result<Vec<Measured>> {
-        let prompts: Vec<&[u32]> = self.subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
-        generator.share_prefix(&prompts)?;
         warm_up(generator, self.base, self.subjects)?;
         let mut measured = vec![Measured::default(); self.variants.len()];
         for round in 0..usize::from(self.rounds) {
@@ -89,6 +87,7 @@ impl Comparison<'_> {
     /// One round, which knows nothing of those before it.
     fn round(&self, round: usize, generator: &mut Generator, display: &mut Display) -> Result<Vec<Measured>> {
         let Self { base, variants, subjects, .. } = *self;
+        let prompts: Vec<&[u32]> = subjects.iter().map(|subject| subject.prompt.as_slice()).collect();
         let mut measured = vec![Measured::default(); variants.len()];
         // Kept from turn to turn: budgets and draft models learn from their own variant only.
         let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
@@ -106,6 +105,9 @@ impl Comparison<'_> {
                 let variant = &variants[index];
                 generator.swap_options(&mut options[index]);
                 generator.swap_draft_models(&mut draft_models[index]);
+                // Read again, since what a variant keeps of it is its own: its draft models' caches, its alignment.
+                generator.reset();
+                generator.share_prefix(&prompts)?;
                 let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
                 measured[index].add(generate(generator, requests)?);
                 generator.swap_draft_models(&mut draft_models[index]);

@@ -202,7 +202,7 @@ fn stranger(dir: &Path) -> String {
 fn copy_as_draft(dir: &Path) -> String {
     let folder = copy_model(dir, "itself");
     let kept = serde_json::json!({
-        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "overlap": 1.0, "first": 1.0, "seconds": 0.0
+        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "shares": [], "score": 1.0, "seconds": 0.0
     });
     let tokenizer = laser_model::Tokenizer::open(&folder.join("tokenizer.json")).unwrap();
     let tokenizer = laser_schema::Digest::from_bytes(tokenizer.fingerprint());

@@ -268,10 +268,13 @@ impl<'a> Night<'a> {
     #[instrument(name = "pools", target = "laser::trace", skip_all)]
     async fn pools(&self, dir: &Location, begun: &Begun, progress: &mut dyn Progress) -> Result<OpenPools> {
         if begun.builds_pools && !dir.join(POOL_SET_FILE).exists().await? {
+            // Lists are nothing to draft from: their set is empty, and nothing to show.
+            let (sources, progress): (_, &mut dyn Progress) = match self.spec.lists {
+                None => (&*begun.previous, progress),
+                Some(_) => (&[], &mut ()),
+            };
             progress.stage("building pools");
             let pool_tokenizer = PoolTokenizer::of(&self.model)?;
-            // Lists are nothing to draft from.
-            let sources = if self.spec.lists.is_some() { &[] } else { &*begun.previous };
             let previous = PreviousReader::open(sources, DataSet::Profiles, begun.date).await?;
             write_sources(dir, &pool_sets::sources(&self.output, &previous)).await?;
             let mut show = |done, total, stage: &str| progress.update(done, total, stage);

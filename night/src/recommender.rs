@@ -9,8 +9,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use laser_schema::Progress;
 use laser_store::catalogue;
-pub use laser_train::{RecommenderEpoch, Trained};
-use laser_train::{RecommenderJob, RecommenderTarget, TargetLists, train_recommender};
+use laser_train::{RecommenderJob, RecommenderTarget, TargetLists, Trained, train_recommender};
 use tokio_util::sync::CancellationToken;
 
 use self::items::{Items, Sets};
@@ -22,11 +21,7 @@ use crate::config::Config;
 ///
 /// # Errors
 /// Naming the key, the table or the row.
-pub async fn train(
-    config: &Config,
-    progress: &mut dyn Progress,
-    drain: &CancellationToken,
-) -> Result<Option<Trained<RecommenderEpoch>>> {
+pub async fn train(config: &Config, progress: &mut dyn Progress, drain: &CancellationToken) -> Result<Option<Trained>> {
     config.recommender.check()?;
     let (_, items, sets) = read(config, progress).await?;
     let job = RecommenderJob {
@@ -51,7 +46,7 @@ pub async fn train_draft(
     config: &Config,
     progress: &mut dyn Progress,
     drain: &CancellationToken,
-) -> Result<Option<Trained<RecommenderEpoch>>> {
+) -> Result<Option<Trained>> {
     let draft = &config.recommender.draft;
     config.recommender.check()?;
     draft.check()?;

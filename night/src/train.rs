@@ -14,8 +14,8 @@ use laser_schema::{Digest, EntityId, Kind, Progress};
 use laser_store::part::decode_part;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::table;
-use laser_train::{DraftKind, Example, Job, Lessons, Target, TrainConfig};
-pub use laser_train::{EpochReport, Trained};
+pub use laser_train::{DraftKind, Epoch, Trained};
+use laser_train::{Example, Job, Lessons, Target, TrainConfig};
 use tokio_util::sync::CancellationToken;
 
 use crate::config::{Config, EngineKind};

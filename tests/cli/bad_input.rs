@@ -173,7 +173,7 @@ fn what_drafts_from_features_of_another_width_is_refused_before_anything_is_plan
 fn a_draft_model_that_was_trained_with_another_tokenizer_or_does_not_tell_it_is_refused() {
     let workspace = Workspace::new();
     let kept = json!({
-        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "overlap": 1.0, "first": 1.0, "seconds": 0.0
+        "epoch": 1, "loss": 0.0, "held_out_loss": 0.0, "shares": [], "score": 1.0, "seconds": 0.0
     });
     let target = ModelFiles::open(&fixture()).unwrap().digest().unwrap();
     let mut belongs = json!({ "target": target, "tokenizer": "another", "training": "none", "kept": kept });

@@ -10,14 +10,14 @@ use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
 use tempfile::NamedTempFile;
 
-use crate::epoch::Report;
+use crate::epoch::Epoch;
 
 /// The key of [`State`] in the file's metadata.
 const STATE: &str = "state";
 
 /// How far a training is.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct State<R> {
+pub(crate) struct State {
     /// What the training is a function of.
     pub(crate) identity: String,
     /// Steps of the optimiser.
@@ -29,10 +29,10 @@ pub(crate) struct State<R> {
     /// Seconds of that epoch before this process.
     pub(crate) seconds: f64,
     /// The epochs that are over.
-    pub(crate) history: Vec<R>,
+    pub(crate) history: Vec<Epoch>,
 }
 
-impl<R> State<R> {
+impl State {
     /// At the beginning.
     pub(crate) fn new(identity: String) -> Self {
         Self { identity, updates: 0, step: 0, loss_sum: 0.0, places: 0, seconds: 0.0, history: Vec::new() }
@@ -41,13 +41,13 @@ impl<R> State<R> {
 
 /// A training between two steps.
 #[derive(Debug)]
-pub(crate) struct Checkpoint<R> {
-    pub(crate) state: State<R>,
+pub(crate) struct Checkpoint {
+    pub(crate) state: State,
     /// By name: the weights, the moments, and the weights of the best epoch.
     pub(crate) tensors: Vec<(String, Tensor)>,
 }
 
-impl<R: Report> Checkpoint<R> {
+impl Checkpoint {
     /// Writes the file, which is whole or as it was before.
     pub(crate) fn write(&self, file: &Path) -> Result<()> {
         let state = HashMap::from([(STATE.to_owned(), serde_json::to_string(&self.state)?)]);

@@ -10,7 +10,7 @@ use laser_schema::{DeviceOption, Progress};
 
 use crate::adam::Adam;
 use crate::checkpoint::{Checkpoint, State};
-use crate::epoch::{EpochReport, Report, Stretch};
+use crate::epoch::Epoch;
 use crate::network::Network;
 
 /// The file in the output's folder that a stopped training is taken up from.
@@ -24,13 +24,13 @@ const PREFIXES: [&str; 4] = ["weight", "mean", "square", "best"];
 
 /// A trained model.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Trained<R = EpochReport> {
+pub struct Trained {
     /// Its folder.
     pub folder: PathBuf,
     /// The epoch that was kept.
-    pub kept: R,
+    pub kept: Epoch,
     /// All epochs.
-    pub history: Vec<R>,
+    pub history: Vec<Epoch>,
     /// Whether this call finished it.
     pub is_new: bool,
 }
@@ -55,8 +55,6 @@ pub(crate) struct Plan<'a> {
 
 /// What differs between trainings.
 pub(crate) trait Course {
-    type Report: Report;
-
     fn network(&self) -> &Network;
 
     /// The indices of what each step of an epoch learns from; epochs count from 1.
@@ -65,15 +63,15 @@ pub(crate) trait Course {
     /// The mean loss over the places of a step, and their number. `steps` were made before, in all epochs.
     fn loss(&mut self, step: &[usize], epoch: usize, steps: u32) -> Result<(Tensor, usize)>;
 
-    /// Measures the network at the end of an epoch.
-    fn measure(&mut self, epoch: Stretch) -> Result<Self::Report>;
+    /// Measures the network at the end of an epoch, on what was held out.
+    fn measure(&mut self) -> Result<Epoch>;
 }
 
 /// What a training has come to.
 #[derive(Debug)]
-pub(crate) struct Outcome<R> {
-    pub(crate) kept: R,
-    pub(crate) history: Vec<R>,
+pub(crate) struct Outcome {
+    pub(crate) kept: Epoch,
+    pub(crate) history: Vec<Epoch>,
     /// By name, those of the epoch that was kept.
     pub(crate) weights: Vec<(String, Tensor)>,
 }
@@ -89,7 +87,7 @@ pub(crate) fn run<C: Course>(
     course: &mut C,
     progress: &mut dyn Progress,
     is_stopped: &dyn Fn() -> bool,
-) -> Result<Option<Outcome<C::Report>>> {
+) -> Result<Option<Outcome>> {
     fs::create_dir_all(plan.folder).with_context(|| format!("{}output = {:?}", plan.section, plan.folder))?;
     let mut run = Run::open(plan, course)?;
     while !run.is_over() {
@@ -122,7 +120,7 @@ struct Run<'a, C: Course> {
     plan: &'a Plan<'a>,
     course: &'a mut C,
     adam: Adam,
-    state: State<C::Report>,
+    state: State,
     /// The weights of the best epoch.
     best: Vec<Tensor>,
 }
@@ -145,7 +143,7 @@ impl<'a, C: Course> Run<'a, C> {
         let Some(device) = weights.first().map(|(_, var)| var.device().clone()) else {
             return Ok(());
         };
-        let Some(checkpoint) = Checkpoint::<C::Report>::read(&file, &device)? else {
+        let Some(checkpoint) = Checkpoint::read(&file, &device)? else {
             return Ok(());
         };
         ensure!(
@@ -230,10 +228,10 @@ impl<'a, C: Course> Run<'a, C> {
     /// Ends the epoch: measures it on what was held out, and keeps its weights if it is the best.
     fn measure(&mut self, progress: &mut dyn Progress) -> Result<()> {
         let State { loss_sum, places, seconds, ref history, .. } = self.state;
-        let stretch = Stretch { epoch: history.len() + 1, loss: loss_sum / places as f64, seconds };
-        let report = self.course.measure(stretch)?;
-        progress.finish_with(&report.line());
-        self.state.history.push(report);
+        let (epoch, loss) = (history.len() + 1, loss_sum / places as f64);
+        let measured = Epoch { epoch, loss, seconds, ..self.course.measure()? };
+        progress.finish_with(&measured.line());
+        self.state.history.push(measured);
         if best(&self.state.history) == Some(self.state.history.len() - 1) {
             let weights = self.course.network().weights().into_iter().map(|(_, var)| var);
             self.best = copies(&weights.collect::<Vec<_>>())?;
@@ -242,7 +240,7 @@ impl<'a, C: Course> Run<'a, C> {
         Ok(())
     }
 
-    fn outcome(self) -> Result<Outcome<C::Report>> {
+    fn outcome(self) -> Result<Outcome> {
         let history = self.state.history;
         let kept = best(&history).and_then(|at| history.get(at));
         let kept = kept.with_context(|| format!("{}epochs: none", self.plan.section))?.clone();
@@ -252,8 +250,8 @@ impl<'a, C: Course> Run<'a, C> {
 }
 
 /// Which epoch is the best; of equals the first.
-fn best<R: Report>(history: &[R]) -> Option<usize> {
-    (0..history.len()).reduce(|a, b| if history[b].score() > history[a].score() { b } else { a })
+fn best(history: &[Epoch]) -> Option<usize> {
+    (0..history.len()).reduce(|a, b| if history[b].score > history[a].score { b } else { a })
 }
 
 /// The share of the largest learning rate at this share of the training.
@@ -282,8 +280,8 @@ mod tests {
 
     #[test]
     fn of_equal_epochs_the_first_is_the_best() {
-        let report = |overlap| EpochReport { overlap, ..EpochReport::default() };
-        assert_eq!(best::<EpochReport>(&[]), None);
-        assert_eq!(best(&[0.2, 0.5, 0.5, 0.4].map(report)), Some(1));
+        let epoch = |score| Epoch { score, ..Epoch::default() };
+        assert_eq!(best(&[]), None);
+        assert_eq!(best(&[0.2, 0.5, 0.5, 0.4].map(epoch)), Some(1));
     }
 }

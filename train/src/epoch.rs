@@ -1,73 +1,50 @@
 //! What an epoch of a training has come to.
 
-use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// The weight of each pass relative to the one before: deeper places are not to be learned at the expense of the first.
 pub(crate) const PASS_WEIGHT: f64 = 0.5;
 
-/// An epoch of any training, measured.
-pub(crate) trait Report: Clone + Serialize + DeserializeOwned {
-    /// What the best epoch has most of.
-    fn score(&self) -> f64;
+/// The share of tokens that speculative sampling accepts at temperature 1: mean Σ min(p, q).
+pub(crate) const OVERLAP: &str = "overlap";
 
-    /// For whoever waits.
-    fn line(&self) -> String;
-}
-
-/// An epoch's steps.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Stretch {
-    /// From 1.
-    pub(crate) epoch: usize,
-    /// Their mean loss, in nats.
-    pub(crate) loss: f64,
-    pub(crate) seconds: f64,
-}
-
-/// An epoch of a draft model, measured.
+/// An epoch of a training, measured on what was held out.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct EpochReport {
+pub struct Epoch {
     /// From 1.
     pub epoch: usize,
-    /// Mean loss of its steps, in nats.
+    /// Mean loss of its steps, in nats a token.
     pub loss: f64,
-    /// Mean loss on the held-out texts, in nats.
+    /// The same loss on what was held out.
     pub held_out_loss: f64,
-    /// Mean Σ min(p, q) on the held-out texts: the share that speculative sampling accepts at temperature 1.
-    pub overlap: f64,
-    /// The share of held-out places where target and draft model put the same token first.
-    pub first: f64,
-    /// The same share of what works on features by depth, from 2 on: of EAGLE's layer from its own features of so many
-    /// places before, of Medusa by its further heads.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub deeper: Vec<f64>,
+    /// Shares of what was held out, by name:
+    /// - `overlap`: mean Σ min(p, q) of target and draft, the share that speculative sampling accepts at temperature 1;
+    /// - `first`: places where target and draft put the same token first, and `at depth N`, the same of what works on
+    ///   features: of EAGLE's layer from its own features of so many places before, of Medusa by its further heads;
+    /// - of a recommender `first code`: items whose first code is the most probable one of its level, and `all codes`:
+    ///   items of which every code is, so that greedy decoding writes them.
+    pub shares: Vec<(String, f64)>,
     /// Of an acceptance head: the least held-out loss that the draft model's own probabilities of the same tokens
     /// reach, whatever their scale.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub own_loss: Option<f64>,
+    /// What the epoch that is kept has most of.
+    pub score: f64,
     /// Seconds.
     pub seconds: f64,
 }
 
-impl Report for EpochReport {
-    /// The overlap, with that of each greater depth counting half as much. Of an acceptance head, whose probabilities
-    /// are what it is for, the likelihood.
-    fn score(&self) -> f64 {
-        if self.own_loss.is_some() {
-            return -self.held_out_loss;
-        }
-        let deeper = self.deeper.iter().zip(1..).map(|(first, depth)| first * PASS_WEIGHT.powi(depth));
-        self.overlap + deeper.sum::<f64>()
+impl Epoch {
+    /// A share by its name.
+    #[must_use]
+    pub fn share(&self, name: &str) -> Option<f64> {
+        self.shares.iter().find(|(known, _)| known == name).map(|(_, share)| *share)
     }
 
-    fn line(&self) -> String {
-        format!(
-            "loss {:.3}, held out {:.3}; overlap {:.1} %, first {:.1} %",
-            self.loss,
-            self.held_out_loss,
-            100.0 * self.overlap,
-            100.0 * self.first
-        )
+    /// For whoever waits.
+    pub(crate) fn line(&self) -> String {
+        let shares = self.shares.iter().map(|(name, share)| format!("{name} {:.1} %", 100.0 * share));
+        let shares = shares.collect::<Vec<_>>().join(", ");
+        format!("loss {:.3}, held out {:.3}; {shares}", self.loss, self.held_out_loss)
     }
 }

@@ -33,11 +33,11 @@ mod verdicts;
 
 pub use config::{DraftKind, Loss, TrainConfig};
 pub use course::Trained;
-pub use epoch::EpochReport;
+pub use epoch::Epoch;
 pub use lesson::{Example, Lesson, read, unread};
 pub use output::{Belongs, Target, belongs};
 pub use recommender::{
-    Alignment, Catalogue, CodeVocabulary, History, RecommenderBelongs, RecommenderEpoch, RecommenderJob,
-    RecommenderLoss, RecommenderOptions, RecommenderTarget, TargetLists, train_recommender,
+    Alignment, Catalogue, CodeVocabulary, History, RecommenderBelongs, RecommenderJob, RecommenderLoss,
+    RecommenderOptions, RecommenderTarget, TargetLists, train_recommender,
 };
 pub use training::{Job, Lessons, train};

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::checkpoint::{write_tensors, write_whole};
 use crate::config::DraftKind;
-use crate::epoch::{EpochReport, Report};
+use crate::epoch::Epoch;
 use crate::layer::Shape;
 
 pub(crate) const CONFIG: &str = "config.json";
@@ -43,7 +43,7 @@ pub struct Belongs {
     /// What the training was a function of.
     pub training: String,
     /// The epoch that was kept.
-    pub kept: EpochReport,
+    pub kept: Epoch,
 }
 
 /// What the model in a folder belongs to; none if Laser did not train it.
@@ -141,7 +141,7 @@ pub(crate) fn write_draft(
     target: &Target,
     (kind, shape): (DraftKind, &Shape),
     weights: &[(String, Tensor)],
-    (belongs, history): (&Belongs, &[EpochReport]),
+    (belongs, history): (&Belongs, &[Epoch]),
 ) -> Result<()> {
     if kind == DraftKind::Model {
         for name in ["tokenizer.json", "tokenizer_config.json"] {
@@ -171,7 +171,7 @@ pub(crate) fn write_draft(
 
 /// What config.json says at a key of the model that a folder holds, and the epochs of its training; none if it holds
 /// no such model.
-pub(crate) fn finished<T: DeserializeOwned, R: Report>(folder: &Path, key: &str) -> Result<Option<(T, Vec<R>)>> {
+pub(crate) fn finished<T: DeserializeOwned>(folder: &Path, key: &str) -> Result<Option<(T, Vec<Epoch>)>> {
     if ![WEIGHTS, HEADS, ACCEPTANCE_HEAD].iter().any(|name| folder.join(name).is_file()) {
         return Ok(None);
     }

@@ -14,7 +14,6 @@ mod learner;
 mod lists;
 mod objective;
 mod options;
-mod report;
 mod target;
 #[cfg(test)]
 mod tests;
@@ -27,6 +26,5 @@ pub use catalogue::Catalogue;
 pub use history::History;
 pub use job::{RecommenderJob, RecommenderTarget, TargetLists};
 pub use options::{RecommenderLoss, RecommenderOptions};
-pub use report::RecommenderEpoch;
 pub use training::train_recommender;
 pub use vocabulary::CodeVocabulary;

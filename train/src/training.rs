@@ -10,7 +10,7 @@ use laser_schema::{DeviceOption, Digest, Progress};
 use crate::batch::{Batch, WINDOW, seed_at, steps};
 use crate::config::{DraftKind, Loss, TrainConfig};
 use crate::course::{Course, Plan, Trained, open_device, remove_checkpoint, run};
-use crate::epoch::{EpochReport, PASS_WEIGHT, Stretch};
+use crate::epoch::{Epoch, OVERLAP, PASS_WEIGHT};
 use crate::layer::Shape;
 use crate::lesson::{Example, Lesson, features};
 use crate::loss::{Foresight, smooth_l1};
@@ -178,7 +178,7 @@ struct HeldOut {
     loss: f64,
     /// What is foreseen, by depth.
     depths: Vec<Foresight>,
-    /// See [`EpochReport::own_loss`].
+    /// See [`Epoch::own_loss`].
     own_loss: Option<f64>,
 }
 
@@ -268,8 +268,6 @@ impl<'a, 't> Drafting<'a, 't> {
 }
 
 impl Course for Drafting<'_, '_> {
-    type Report = EpochReport;
-
     fn network(&self) -> &Network {
         &self.network
     }
@@ -290,13 +288,16 @@ impl Course for Drafting<'_, '_> {
         Ok((loss, lessons.iter().map(|lesson| lesson.places()).sum()))
     }
 
-    fn measure(&mut self, epoch: Stretch) -> Result<EpochReport> {
+    /// The score is the overlap, with the first tokens of each greater depth counting half as much. Of an acceptance
+    /// head, whose probabilities are what it is for, it is the likelihood.
+    fn measure(&mut self) -> Result<Epoch> {
         let HeldOut { loss: held_out_loss, depths, own_loss } = self.held_out()?;
         let (at_once, deeper) = depths.split_first().context("no pass was measured")?;
-        let Stretch { epoch, loss, seconds } = epoch;
-        let (overlap, first) = (at_once.overlap, at_once.first);
-        let deeper = deeper.iter().map(|depth| depth.first).collect();
-        Ok(EpochReport { epoch, loss, held_out_loss, overlap, first, deeper, own_loss, seconds })
+        let deep = deeper.iter().zip(1..).map(|(depth, pass)| depth.first * PASS_WEIGHT.powi(pass)).sum::<f64>();
+        let score = if own_loss.is_some() { -held_out_loss } else { at_once.overlap + deep };
+        let mut shares = vec![(OVERLAP.to_owned(), at_once.overlap), ("first".to_owned(), at_once.first)];
+        shares.extend(deeper.iter().zip(2..).map(|(depth, at)| (format!("at depth {at}"), depth.first)));
+        Ok(Epoch { held_out_loss, shares, own_loss, score, ..Epoch::default() })
     }
 }
 

@@ -5,8 +5,8 @@ use std::path::Path;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 
+use crate::epoch::Epoch;
 use crate::output::entry;
-use crate::recommender::report::RecommenderEpoch;
 
 /// The key of [`RecommenderBelongs`] in config.json.
 pub(crate) const BELONGS: &str = "laser_recommender";
@@ -30,7 +30,7 @@ pub struct RecommenderBelongs {
     /// What the training was a function of.
     pub training: String,
     /// The epoch that was kept.
-    pub kept: RecommenderEpoch,
+    pub kept: Epoch,
 }
 
 impl RecommenderBelongs {

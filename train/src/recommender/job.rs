@@ -8,6 +8,7 @@ use laser_schema::{DeviceOption, Digest};
 
 use crate::checkpoint::write_whole;
 use crate::course::Trained;
+use crate::epoch::Epoch;
 use crate::layer::Shape;
 use crate::output::{self, Tokens, WEIGHTS};
 use crate::recommender::alignment::Alignment;
@@ -15,7 +16,6 @@ use crate::recommender::belongs::{BELONGS, RecommenderBelongs};
 use crate::recommender::catalogue::{Catalogue, positions};
 use crate::recommender::history::History;
 use crate::recommender::options::RecommenderOptions;
-use crate::recommender::report::RecommenderEpoch;
 use crate::recommender::vocabulary::{END, START};
 
 /// A recommender that is to be trained.
@@ -110,7 +110,7 @@ impl RecommenderJob<'_> {
             sequences,
             target,
             training: training.to_string(),
-            kept: RecommenderEpoch::default(),
+            kept: Epoch::default(),
         }
     }
 
@@ -118,8 +118,8 @@ impl RecommenderJob<'_> {
     ///
     /// # Errors
     /// A folder that holds a recommender of another training.
-    pub fn finished(&self) -> Result<Option<Trained<RecommenderEpoch>>> {
-        let Some((belongs, history)) = output::finished::<RecommenderBelongs, _>(self.folder, BELONGS)? else {
+    pub fn finished(&self) -> Result<Option<Trained>> {
+        let Some((belongs, history)) = output::finished::<RecommenderBelongs>(self.folder, BELONGS)? else {
             return Ok(None);
         };
         ensure!(
@@ -145,7 +145,7 @@ impl RecommenderJob<'_> {
     pub(crate) fn write(
         &self,
         belongs: &RecommenderBelongs,
-        history: &[RecommenderEpoch],
+        history: &[Epoch],
         weights: &[(String, Tensor)],
     ) -> Result<()> {
         for (name, json) in self.catalogue.vocabulary().files() {

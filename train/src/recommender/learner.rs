@@ -7,7 +7,7 @@ use laser_schema::Progress;
 use crate::atspeed::combined;
 use crate::batch::{Batch, seed_at, steps};
 use crate::course::{Course, open_device};
-use crate::epoch::Stretch;
+use crate::epoch::{Epoch, OVERLAP};
 use crate::lesson::Lesson;
 use crate::network::Network;
 use crate::recommender::alignment::Alignment;
@@ -17,7 +17,6 @@ use crate::recommender::job::{RecommenderJob, RecommenderTarget};
 use crate::recommender::lists::{Continuations, Drawn, LessonSet};
 use crate::recommender::objective::{Hits, ListPlaces, Objective};
 use crate::recommender::options::{RecommenderLoss, RecommenderOptions};
-use crate::recommender::report::RecommenderEpoch;
 use crate::recommender::target;
 use crate::softmax::log_probabilities;
 
@@ -172,8 +171,6 @@ fn logits(network: &Network, batch: &Batch) -> Result<Tensor> {
 }
 
 impl Course for Learner<'_> {
-    type Report = RecommenderEpoch;
-
     fn network(&self) -> &Network {
         &self.network
     }
@@ -192,7 +189,7 @@ impl Course for Learner<'_> {
         Ok((loss, batch.before.dim(0)?))
     }
 
-    fn measure(&mut self, epoch: Stretch) -> Result<RecommenderEpoch> {
+    fn measure(&mut self) -> Result<Epoch> {
         let (mut loss, mut places, mut sums) = (0.0, 0.0, Hits::default());
         for (at, step) in (0..).zip(self.steps(&self.held_out.lessons, 0)) {
             let batch = self.batch(&self.held_out.lessons, &step)?;
@@ -212,14 +209,10 @@ impl Course for Learner<'_> {
                 overlap: sums.overlap + hits.overlap,
             };
         }
-        Ok(RecommenderEpoch {
-            epoch: epoch.epoch,
-            loss: epoch.loss,
-            held_out_loss: loss / places,
-            first: sums.first / sums.items,
-            all: sums.all / sums.items,
-            overlap: self.target.is_some().then_some(sums.overlap / places),
-            seconds: epoch.seconds,
-        })
+        let overlap = self.target.is_some().then_some((OVERLAP, sums.overlap / places));
+        let codes = [("first code", sums.first / sums.items), ("all codes", sums.all / sums.items)];
+        let shares = codes.into_iter().chain(overlap).map(|(name, share)| (name.to_owned(), share)).collect();
+        let held_out_loss = loss / places;
+        Ok(Epoch { held_out_loss, shares, score: -held_out_loss, ..Epoch::default() })
     }
 }

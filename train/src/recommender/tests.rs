@@ -65,7 +65,7 @@ fn run(
     options: &RecommenderOptions,
     target: Option<&TempDir>,
     steps: usize,
-) -> anyhow::Result<Option<Trained<RecommenderEpoch>>> {
+) -> anyhow::Result<Option<Trained>> {
     let target = target.map(|folder| RecommenderTarget { folder: folder.path(), digest: "the target", lists: None });
     run_for(folder, options, target, steps)
 }
@@ -75,7 +75,7 @@ fn run_for(
     options: &RecommenderOptions,
     target: Option<RecommenderTarget<'_>>,
     steps: usize,
-) -> anyhow::Result<Option<Trained<RecommenderEpoch>>> {
+) -> anyhow::Result<Option<Trained>> {
     let (catalogue, [learned, held_out]) = (catalogue(), sets());
     let job = RecommenderJob {
         options,
@@ -106,7 +106,10 @@ fn a_recommender_learns_which_item_follows() {
         let options = RecommenderOptions { epochs: 80, constrained, ..options() };
         let kept = run(&folder, &options, None, usize::MAX).unwrap().unwrap().kept;
         assert!(kept.held_out_loss < 0.02 && kept.loss < 0.05, "{constrained}: {kept:?}");
-        assert!(kept.first == 1.0 && kept.all == 1.0 && kept.overlap.is_none(), "{constrained}: {kept:?}");
+        assert!(
+            kept.shares.iter().all(|(_, share)| *share == 1.0) && kept.share("overlap").is_none(),
+            "{constrained}: {kept:?}"
+        );
     }
 }
 

@@ -6,7 +6,6 @@ use laser_schema::Progress;
 use crate::course::{Plan, Trained, remove_checkpoint, run};
 use crate::recommender::job::RecommenderJob;
 use crate::recommender::learner::Learner;
-use crate::recommender::report::RecommenderEpoch;
 
 /// Trains a recommender: a Llama model that writes the codes of the item that comes next in a history. Takes a stopped
 /// training up again, and finds one that is finished. None if `is_stopped` said so before the end: a checkpoint is
@@ -19,7 +18,7 @@ pub fn train_recommender(
     job: &RecommenderJob<'_>,
     progress: &mut dyn Progress,
     is_stopped: &dyn Fn() -> bool,
-) -> Result<Option<Trained<RecommenderEpoch>>> {
+) -> Result<Option<Trained>> {
     job.check()?;
     if let Some(trained) = job.finished()? {
         return Ok(Some(trained));

@@ -27,7 +27,11 @@ fn a_head_learns_what_the_draft_models_probabilities_do_not_tell() {
     let lessons = Lessons { learned: &learned, held_out: &held_out, engine: Some(draft.as_mut()) };
     let trained = train(&job, lessons, &mut (), &|| false).unwrap().unwrap();
     let own = trained.kept.own_loss.unwrap();
-    assert!(trained.kept.held_out_loss < 0.5 * own && trained.kept.first > 0.9, "{:?}", trained.history);
+    assert!(
+        trained.kept.held_out_loss < 0.5 * own && trained.kept.share("first").unwrap() > 0.9,
+        "{:?}",
+        trained.history
+    );
     assert_eq!(output::belongs(folder.path()).unwrap().unwrap().draft.as_deref(), Some("the draft model"));
     assert_eq!(job.finished().unwrap().unwrap().kept.epoch, trained.kept.epoch);
 

@@ -65,8 +65,12 @@ fn a_layer_learns_what_its_target_says_and_can_be_stopped() {
     let configs = folders.each_ref().map(|folder| TrainConfig { epochs: 8, ..layer_config(folder.path()) });
     let whole = train_layer(&layer_job(&configs[0], &folder), engine.as_mut(), usize::MAX).unwrap();
     let (first, last) = (&whole.history[0], whole.history.last().unwrap());
-    assert!(last.overlap > 0.7 && last.held_out_loss < 0.7 * first.held_out_loss, "{:?}", whole.history);
-    assert!(last.deeper.len() == 2 && last.deeper.iter().all(|first| *first > 0.5), "{last:?}");
+    assert!(
+        last.share("overlap").unwrap() > 0.7 && last.held_out_loss < 0.7 * first.held_out_loss,
+        "{:?}",
+        whole.history
+    );
+    assert!(["at depth 2", "at depth 3"].iter().all(|depth| last.share(depth).unwrap() > 0.5), "{last:?}");
     let job = layer_job(&configs[1], &folder);
     assert_eq!(train_layer(&job, engine.as_mut(), 20), None);
     let stopped = train_layer(&job, engine.as_mut(), usize::MAX).unwrap();

@@ -68,12 +68,7 @@ impl Listing {
         Self { target, lists, alignment: alignment() }
     }
 
-    fn run(
-        &self,
-        folder: &TempDir,
-        options: &RecommenderOptions,
-        steps: usize,
-    ) -> anyhow::Result<Option<Trained<RecommenderEpoch>>> {
+    fn run(&self, folder: &TempDir, options: &RecommenderOptions, steps: usize) -> anyhow::Result<Option<Trained>> {
         let [learned, held_out] = &self.lists;
         let lists = TargetLists { alignment: &self.alignment, made_by: "the test", learned, held_out };
         let target = RecommenderTarget { folder: self.target.path(), digest: "the target", lists: Some(lists) };
@@ -107,7 +102,7 @@ fn a_draft_learns_what_its_target_says_by_every_loss() {
         for &constrained in if loss.has_lists() { &[true][..] } else { &[false, true] } {
             let folder = tempfile::tempdir().unwrap();
             let trained = listing.run(&folder, &small(loss, constrained), usize::MAX).unwrap().unwrap();
-            let overlaps = [&trained.history[0], &trained.kept].map(|epoch| epoch.overlap.unwrap());
+            let overlaps = [&trained.history[0], &trained.kept].map(|epoch| epoch.share("overlap").unwrap());
             assert!(overlaps[1] > least && overlaps[1] > 0.1 + overlaps[0], "{loss}, {constrained}: {overlaps:?}");
         }
     }
