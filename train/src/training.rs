@@ -87,7 +87,7 @@ impl Job<'_> {
     /// # Errors
     /// If the folder holds another one.
     pub fn finished(&self) -> Result<Option<Trained>> {
-        let Some((belongs, history)) = output::finished::<Belongs, _>(self.folder(), BELONGS)? else {
+        let Some((belongs, history)) = output::finished::<Belongs>(self.folder(), BELONGS)? else {
             return Ok(None);
         };
         ensure!(
