@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use laser_engine::ACCEPTANCE_HEAD;
+use laser_engine::{ACCEPTANCE_HEAD, DRAFT_TOKENS};
 use laser_model::ModelFiles;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -224,8 +224,11 @@ fn pad_heads(args: &PadArgs, file: &str, config: &Value, to: &Shape) -> Result<u
     let weights = SafeTensors::deserialize(&bytes).context(file.to_owned())?;
     let block = weights.tensor("0.0.linear.weight").with_context(|| args.model.join(file).display().to_string())?;
     let hidden = *block.shape().last().context("0.0.linear.weight is no matrix")?;
-    let outcomes = |name: &str| (!name.contains("linear")).then(|| weights.tensor(name).ok()?.shape().first().copied());
-    let vocabulary = weights.names().into_iter().find_map(outcomes).flatten().unwrap_or(to.vocabulary);
+    let outcomes = |name: &str| match weights.tensor(name).ok()?.shape() {
+        [outcomes, _] if !name.contains("linear") => Some(*outcomes),
+        _ => None,
+    };
+    let vocabulary = weights.names().into_iter().find_map(outcomes).unwrap_or(to.vocabulary);
     let mut padding = Padding::new(weights, (Shape { hidden, vocabulary, ..*to }, *to))?;
     padding.of_features(0.0).with_context(|| args.model.join(file).display().to_string())?;
     fs::create_dir_all(&args.output)?;
@@ -307,18 +310,22 @@ fn target(args: &PadArgs, from: &Shape) -> Result<Shape> {
 
 impl<'a> Padding<'a> {
     fn new(weights: SafeTensors<'a>, (from, to): (Shape, Shape)) -> Result<Self> {
-        let first = weights.names().first().map(|name| weights.tensor(name)).context("no tensors")?;
-        let dtype = first?.dtype();
+        let first = weights.names().into_iter().find(|name| *name != DRAFT_TOKENS).context("no tensors")?;
+        let dtype = weights.tensor(first)?.dtype();
         ensure!(matches!(dtype, Dtype::F32 | Dtype::BF16), "{dtype:?} weights; expected F32 or BF16");
         let rng = Xoshiro256PlusPlus::seed_from_u64(1);
-        Ok(Self { weights, dtype, from, to, rng, written: BTreeMap::new() })
+        let tokens = weights.tensor(DRAFT_TOKENS).ok().map(|tokens| {
+            let (shape, bytes) = (tokens.shape().to_vec(), tokens.data().to_vec());
+            (DRAFT_TOKENS.to_owned(), Padded { dtype: tokens.dtype(), shape, bytes })
+        });
+        Ok(Self { weights, dtype, from, to, rng, written: tokens.into_iter().collect() })
     }
 
     /// What drafts from features. It takes embeddings and features in, of which what is added is zero or the constant,
     /// and gives features out.
     fn of_features(&mut self, epsilon: f64) -> Result<()> {
-        let names: Vec<String> = self.weights.names().into_iter().map(str::to_owned).collect();
-        for name in names {
+        let names = self.weights.names().into_iter().filter(|name| *name != DRAFT_TOKENS);
+        for name in names.map(str::to_owned).collect::<Vec<_>>() {
             let part = name.strip_prefix("layers.0.").and_then(|name| name.strip_suffix(".weight"));
             let shape = part.and_then(|part| self.to.of_matrix(part));
             let padded = match (part, shape) {
@@ -527,7 +534,8 @@ impl<'a> Padding<'a> {
             .map(|(name, Padded { dtype, shape, bytes })| Ok((name, TensorView::new(*dtype, shape.clone(), bytes)?)));
         let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
         safetensors::serialize_to_file(views, None, path).with_context(|| path.display().to_string())?;
-        Ok(self.written.values().map(|padded| padded.shape.iter().product::<usize>()).sum())
+        let weights = self.written.iter().filter(|(name, _)| *name != DRAFT_TOKENS);
+        Ok(weights.map(|(_, padded)| padded.shape.iter().product::<usize>()).sum())
     }
 }
 

@@ -26,6 +26,7 @@ mod config;
 mod cuda;
 mod decoder;
 mod dense;
+mod draft_tokens;
 mod eagle;
 mod engine;
 mod error;
@@ -52,6 +53,7 @@ mod tree_plan;
 mod weight_files;
 mod workspace;
 
+pub use draft_tokens::DRAFT_TOKENS;
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};

@@ -175,7 +175,7 @@ fn small_model_on(
     let isq = options.isq_type(&device)?;
     let mut weights = RandomWeights { dtype: options.dtype.dtype(), isq, device: device.clone() };
     let config = ModelConfig { shape, max_positions: POSITIONS, ..config.clone() };
-    build(options, (config, options.dtype.to_string()), &mut weights, kernels, &device)
+    build(options, (config, options.dtype.to_string()), (&mut weights, None), kernels, &device)
 }
 
 fn small_shape(shape: &ModelShape) -> ModelShape {

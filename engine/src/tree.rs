@@ -4,6 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use candle_core::{DType, Device, quantized::GgmlDType};
 use laser_cpu::{Allowed, Batch, CpuDecoder, CpuHeads, Format, MaskedRow, Matrix, ModelShape, Predictions, Tensors};
+use laser_decode::Token;
 use laser_model::{ModelError, heads_in, weights_in};
 use laser_schema::DeviceOption;
 use mistralrs_quant::IsqType;
@@ -14,6 +15,7 @@ use crate::{
     blocks,
     config::{ModelConfig, read_config},
     decoder::Decoder,
+    draft_tokens::WeightsOfTokens,
     eagle,
     engine::{Engine, EngineInfo},
     error::EngineError,
@@ -41,8 +43,11 @@ const MEGABYTE: usize = 1 << 20;
 /// device does not have; see [`EngineError`].
 pub fn load(options: &EngineOptions) -> Result<Box<dyn Engine>, EngineError> {
     let device = options.device()?;
-    let Opened { config, precision, mut weights, format } = open(options, &device)?;
-    build(options, (config, precision), weights.as_mut(), format, &device)
+    let Opened { config, precision, mut weights, format, tokens } = open(options, &device)?;
+    if let Some(tokens) = tokens.clone() {
+        weights = Box::new(WeightsOfTokens { weights, tokens, place: (options.dtype.dtype(), device.clone()) });
+    }
+    build(options, (config, precision), (weights.as_mut(), tokens), format, &device)
 }
 
 /// A model that is about to be loaded.
@@ -52,6 +57,8 @@ struct Opened {
     weights: Box<dyn Weights>,
     /// How our own kernels store it, if they can.
     format: Option<Format>,
+    /// Of a draft model: the only tokens that it tells of.
+    tokens: Option<Vec<Token>>,
 }
 
 /// The model, or what drafts from its features if the options name that.
@@ -64,7 +71,9 @@ fn open(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError>
     let (config, own) = open_drafts(folder, options, (isq, device), &model.config)?;
     let own_name = if config.shape.medusa.is_some() { medusa::own_name } else { eagle::own_name };
     let format = model.format.and(format(options.dtype, isq, &config.shape));
-    Ok(Opened { config, format, weights: Box::new(SharedWeights { own, target: model.weights, own_name }), ..model })
+    let tokens = own.draft_tokens(config.shape.vocab_size)?;
+    let weights = Box::new(SharedWeights { own, target: model.weights, own_name });
+    Ok(Opened { config, format, weights, tokens, ..model })
 }
 
 /// The weights that draft from the features of a target, and the configuration that they make of the target's.
@@ -88,11 +97,12 @@ fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, Engine
     if path.is_dir() {
         let config = read_model_config(path)?;
         let isq = options.isq_type(device)?;
-        let weights = Box::new(WeightFiles::open(path, options.dtype.dtype(), isq, device)?);
+        let weights = WeightFiles::open(path, options.dtype.dtype(), isq, device)?;
+        let tokens = weights.draft_tokens(config.shape.vocab_size)?;
         let name = options.isq.as_ref().map_or_else(String::new, |isq| format!("+{}", isq.to_lowercase()));
         let precision = format!("{}{name}", options.dtype);
         let format = format(options.dtype, isq, &config.shape);
-        Ok(Opened { config, precision, weights, format })
+        Ok(Opened { config, precision, weights: Box::new(weights), format, tokens })
     } else if is_gguf(path)? {
         check_gguf_options(options)?;
         let weights = GgufWeights::open(path, options.dtype.dtype(), device)?;
@@ -101,7 +111,7 @@ fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, Engine
             DTypeOption::F32 => "gguf".into(),
             dtype => format!("{dtype}+gguf"),
         };
-        Ok(Opened { config, precision, weights: Box::new(weights), format })
+        Ok(Opened { config, precision, weights: Box::new(weights), format, tokens: None })
     } else {
         Err(EngineError::UnknownFormat { path: path.clone() })
     }
@@ -182,7 +192,7 @@ pub fn reads_features(folder: &Path) -> Result<bool, EngineError> {
 pub(super) fn build(
     options: &EngineOptions,
     (config, precision): (ModelConfig, String),
-    weights: &mut dyn Weights,
+    (weights, tokens): (&mut dyn Weights, Option<Vec<Token>>),
     format: Option<Format>,
     device: &Device,
 ) -> Result<Box<dyn Engine>, EngineError> {
@@ -196,12 +206,12 @@ pub(super) fn build(
             Some(format) => {
                 let heads = packed(&threads, weights, format, |weights| CpuHeads::load(&shape, medusa, weights))?;
                 let info = info(config, weights.parameters(), precision, options);
-                Box::new(TreeEngine::new(KernelHeads { heads, hidden_size }, info, threads, limit))
+                Box::new(TreeEngine::new((KernelHeads { heads, hidden_size }, tokens), info, threads, limit))
             }
             None => {
                 let heads = TensorHeads::load(&shape, medusa, weights, device)?;
                 let info = info(config, weights.parameters(), precision, options);
-                Box::new(TreeEngine::new(heads, info, threads, limit))
+                Box::new(TreeEngine::new((heads, tokens), info, threads, limit))
             }
         };
         return Ok(engine);
@@ -212,11 +222,11 @@ pub(super) fn build(
         let model = packed(&threads, weights, format, |weights| CpuDecoder::load(shape, weights))?;
         let parameters = weights.parameters().saturating_sub(twice as u64);
         let info = info(config, parameters, precision, options);
-        return Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)));
+        return Ok(Box::new(TreeEngine::new((model, tokens), info, threads, cache_limit(options, device)?)));
     }
     let model = TreeLm::load(shape, weights, device)?;
     let info = info(config, weights.parameters(), precision, options);
-    Ok(Box::new(TreeEngine::new(model, info, threads, cache_limit(options, device)?)))
+    Ok(Box::new(TreeEngine::new((model, tokens), info, threads, cache_limit(options, device)?)))
 }
 
 /// Packs weights on the threads that are going to multiply with them: no others work, and the memory of a page is that
@@ -298,6 +308,8 @@ fn info(config: ModelConfig, parameters: u64, dtype: String, options: &EngineOpt
 struct TreeEngine<D: Decoder> {
     info: EngineInfo,
     model: D,
+    /// The tokens that the decoder's outputs stand for; none if each stands for the token of its number.
+    tokens: Option<Vec<Token>>,
     threads: Arc<ThreadPool>,
     slots: SlotTable<D::Cache>,
     /// Bound on the bytes of all caches.
@@ -309,10 +321,16 @@ struct TreeEngine<D: Decoder> {
 }
 
 impl<D: Decoder> TreeEngine<D> {
-    fn new(model: D, info: EngineInfo, threads: Arc<ThreadPool>, cache_limit: Option<usize>) -> Self {
+    fn new(
+        (model, tokens): (D, Option<Vec<Token>>),
+        info: EngineInfo,
+        threads: Arc<ThreadPool>,
+        cache_limit: Option<usize>,
+    ) -> Self {
         Self {
             slots: SlotTable::new(info.vocab_size, info.max_positions),
             model,
+            tokens,
             threads,
             info,
             cache_limit,
@@ -334,6 +352,14 @@ impl<D: Decoder> TreeEngine<D> {
                 limit: limit / MEGABYTE,
             }),
             _ => Ok(()),
+        }
+    }
+
+    /// Refuses questions about tokens to a model that tells of some only.
+    fn check_tells_of_all(&self, slot: Slot) -> Result<(), EngineError> {
+        match &self.tokens {
+            Some(_) => Err(EngineError::Protocol { slot, message: "the draft model tells of some tokens only".into() }),
+            None => Ok(()),
         }
     }
 
@@ -384,6 +410,7 @@ impl<D: Decoder> Engine for TreeEngine<D> {
     fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
         let mut rows = Vec::with_capacity(nodes.len());
         for &MaskedNode { slot, node, mask, draw } in nodes {
+            self.check_tells_of_all(slot)?;
             rows.push(MaskedRow { row: self.row(slot, node)?, mask, draw });
         }
         let model = &mut self.model;
@@ -425,6 +452,9 @@ impl<D: Decoder> Engine for TreeEngine<D> {
         let mut scored = Vec::with_capacity(segments.len());
         for segment in segments {
             check_features(segment, &self.info)?;
+            if !segment.asked.tokens.is_empty() {
+                self.check_tells_of_all(segment.slot)?;
+            }
             let tree = self.slots.get(segment.slot)?.tree();
             let &Segment { tokens, parents, scored_from, draw, asked, .. } = segment;
             let first = batch.scored.len();
@@ -432,8 +462,12 @@ impl<D: Decoder> Engine for TreeEngine<D> {
             scored.push((segment.slot, scored_from, first..batch.scored.len()));
             batch.before.extend_from_slice(segment.before);
         }
-        let width = top_k.min(self.info.vocab_size);
-        let Predictions { candidates, rows, features, asked } = self.forward(segments, &batch, width)?;
+        let width = top_k.min(self.tokens.as_ref().map_or(self.info.vocab_size, Vec::len));
+        let Predictions { mut candidates, mut rows, features, asked } = self.forward(segments, &batch, width)?;
+        if let Some(tokens) = &self.tokens {
+            let choices = rows.iter_mut().map(|row| &mut row.choice);
+            candidates.iter_mut().chain(choices).for_each(|told| told.token = tokens[told.token as usize]);
+        }
         self.slots.append(segments)?;
         self.scored = scored;
         let (mut candidates, mut rows) = (candidates.into_iter(), rows.into_iter());

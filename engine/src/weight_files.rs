@@ -10,10 +10,11 @@ use std::{
 };
 
 use candle_core::{DType, Device, Error, Tensor, pickle::PthTensors, safetensors::MmapedSafetensors};
+use laser_decode::Token;
 use laser_model::{Weights, weights_in};
 use mistralrs_quant::IsqType;
 
-use crate::{dense::DenseTensors, error::EngineError};
+use crate::{dense::DenseTensors, draft_tokens::DRAFT_TOKENS, error::EngineError};
 
 /// The safetensors files of `directory`.
 pub(super) fn weight_files(directory: &Path) -> Result<Vec<PathBuf>, EngineError> {
@@ -127,6 +128,21 @@ impl WeightFiles {
     /// Whether there is a tensor of this name.
     pub(super) fn contains(&self, name: &str) -> bool {
         self.shape(name).is_some()
+    }
+
+    /// The tokens below `vocab_size` that the model tells of, ascending; none if it tells of all.
+    pub(super) fn draft_tokens(&self, vocab_size: usize) -> Result<Option<Vec<Token>>, EngineError> {
+        if !self.contains(DRAFT_TOKENS) {
+            return Ok(None);
+        }
+        let read = |tensor: Tensor| tensor.to_dtype(DType::U32)?.to_vec1::<Token>();
+        let tokens = self.files.load(DRAFT_TOKENS).and_then(read);
+        let invalid = |problem: &str| EngineError::corrupt(&self.path, format!("tensor {DRAFT_TOKENS}: {problem}"));
+        let tokens = tokens.map_err(|error| invalid(&error.to_string()))?;
+        match tokens.last() {
+            Some(&last) if (last as usize) < vocab_size && tokens.is_sorted_by(|a, b| a < b) => Ok(Some(tokens)),
+            _ => Err(invalid(&format!("not token ids below {vocab_size} in ascending order; train the model again"))),
+        }
     }
 
     /// The shape of a tensor, if there is one of this name.

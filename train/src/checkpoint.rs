@@ -88,20 +88,26 @@ fn tensor(view: &TensorView<'_>, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_vec(values, view.shape(), device)?)
 }
 
-/// Writes tensors in f32 as safetensors; the file is whole or as it was before.
+/// Writes tensors as safetensors, those of numbers in f32; the file is whole or as it was before.
 pub(crate) fn write_tensors(
     file: &Path,
     tensors: &[(String, Tensor)],
     metadata: Option<HashMap<String, String>>,
 ) -> Result<()> {
-    let values = tensors.iter().map(|(name, tensor)| {
-        let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
-        Ok((name, tensor.dims().to_vec(), values))
-    });
+    let bytes = |tensor: &Tensor| -> candle_core::Result<(Dtype, Vec<u8>)> {
+        Ok(match tensor.dtype() {
+            DType::U32 => (Dtype::U32, bytemuck::cast_slice(&tensor.to_vec1::<u32>()?).to_vec()),
+            _ => {
+                let values = tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+                (Dtype::F32, bytemuck::cast_slice(&values).to_vec())
+            }
+        })
+    };
+    let values = tensors.iter().map(|(name, tensor)| Ok((name, tensor.dims().to_vec(), bytes(tensor)?)));
     let values: Vec<_> = values.collect::<candle_core::Result<_>>()?;
-    let views = values.iter().map(|(name, shape, values)| {
-        Ok((name.as_str(), TensorView::new(Dtype::F32, shape.clone(), bytemuck::cast_slice(values))?))
-    });
+    let views = values
+        .iter()
+        .map(|(name, shape, (dtype, bytes))| Ok((name.as_str(), TensorView::new(*dtype, shape.clone(), bytes)?)));
     let views: Vec<_> = views.collect::<Result<_, safetensors::SafeTensorError>>()?;
     write_whole(file, &safetensors::serialize(views, metadata)?)
 }

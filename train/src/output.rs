@@ -4,8 +4,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result};
-use candle_core::Tensor;
-use laser_engine::ACCEPTANCE_HEAD;
+use candle_core::{Device, Tensor};
+use laser_engine::{ACCEPTANCE_HEAD, DRAFT_TOKENS};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -135,12 +135,12 @@ pub(crate) fn write(
     write_tensors(&folder.join(file), weights, None)
 }
 
-/// Writes a draft model's folder.
+/// Writes the folder of a draft model that tells of these tokens.
 pub(crate) fn write_draft(
     folder: &Path,
     target: &Target,
     (kind, shape): (DraftKind, &Shape),
-    weights: &[(String, Tensor)],
+    (weights, tokens): (&[(String, Tensor)], &[u32]),
     (belongs, history): (&Belongs, &[Epoch]),
 ) -> Result<()> {
     if kind == DraftKind::Model {
@@ -166,7 +166,11 @@ pub(crate) fn write_draft(
         }
     };
     json[BELONGS] = serde_json::to_value(belongs)?;
-    write(folder, &json, history, (file, weights))
+    let mut tensors = weights.to_vec();
+    if kind != DraftKind::Acceptance {
+        tensors.push((DRAFT_TOKENS.to_owned(), Tensor::new(tokens, &Device::Cpu)?));
+    }
+    write(folder, &json, history, (file, &tensors))
 }
 
 /// What config.json says at a key of the model that a folder holds, and the epochs of its training; none if it holds

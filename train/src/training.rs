@@ -1,9 +1,11 @@
 //! A draft model's training, from a target's texts to the draft model's folder.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{Device, Tensor};
+use laser_decode::Token;
 use laser_engine::{Engine, TargetParts};
 use laser_schema::{DeviceOption, Digest, Progress};
 
@@ -82,6 +84,14 @@ impl Job<'_> {
         Digest::of_json(&(config, target, &self.draft, texts)).to_string()
     }
 
+    /// The tokens of all texts and prompts, and those that end a text: what the draft model is going to tell of.
+    fn tokens(&self) -> Vec<Token> {
+        let examples = self.learned.iter().chain(&self.held_out);
+        let written = examples.flat_map(|example| example.prompt.iter().chain(&example.text));
+        let tokens: BTreeSet<Token> = written.chain(&self.target.end_of_text).copied().collect();
+        tokens.into_iter().collect()
+    }
+
     /// The draft model, if an earlier call has finished it.
     ///
     /// # Errors
@@ -153,7 +163,8 @@ pub fn train(
         kept: outcome.kept.clone(),
     };
     let shape = (job.config.kind, &drafting.network.shape);
-    output::write_draft(job.folder(), &job.target, shape, &outcome.weights, (&belongs, &outcome.history))?;
+    let weights = (&outcome.weights[..], &job.tokens()[..]);
+    output::write_draft(job.folder(), &job.target, shape, weights, (&belongs, &outcome.history))?;
     remove_checkpoint(job.folder())?;
     let (kept, history) = (outcome.kept, outcome.history);
     Ok(Some(Trained { folder: job.folder().to_owned(), kept, history, is_new: true }))

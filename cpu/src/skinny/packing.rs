@@ -27,6 +27,21 @@ impl Matrix {
         }
     }
 
+    /// The matrix of these rows, of `inputs` weights each.
+    ///
+    /// # Panics
+    /// If there is no such row.
+    #[must_use]
+    pub fn with_rows(&self, rows: &[u32], inputs: usize) -> Self {
+        fn selected<T: Copy>(all: &[T], rows: &[u32], length: usize) -> Vec<T> {
+            rows.iter().flat_map(|&row| &all[row as usize * length..][..length]).copied().collect()
+        }
+        match self {
+            Self::Values(values, format) => Self::Values(selected(values, rows, inputs), *format),
+            Self::Blocks(bytes, format) => Self::Blocks(selected(bytes, rows, format.row_bytes(inputs)), *format),
+        }
+    }
+
     fn outputs(&self, inputs: usize) -> usize {
         match self {
             Self::Values(values, _) => values.len() / inputs,

@@ -216,7 +216,7 @@ fn the_known_answer_is_that_of_the_tensors_as_well() {
     let mut weights = RandomWeights { dtype: DType::F32, isq: None, device: Device::Cpu };
     let options = options(DTypeOption::F32, None);
     assert_eq!(small_shape(&config.shape).heads, config.shape.heads);
-    let mut tensors = build(&options, (config, "f32".into()), &mut weights, None, &Device::Cpu).unwrap();
+    let mut tensors = build(&options, (config, "f32".into()), (&mut weights, None), None, &Device::Cpu).unwrap();
     let (tokens, parents) = (Random::new("known").tokens(KNOWN.len()), chain_parents(KNOWN.len()).collect::<Vec<_>>());
     let slot = tensors.open(KNOWN.len()).unwrap();
     let segment = Segment { slot, tokens: &tokens, parents: &parents, scored_from: 0, ..Segment::default() };

@@ -6,6 +6,7 @@
 mod blocks;
 #[cfg(feature = "cuda")]
 mod cuda;
+mod draft_tokens;
 #[cfg(feature = "cuda")]
 mod driver;
 mod eagle;

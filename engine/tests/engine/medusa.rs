@@ -32,7 +32,7 @@ pub(crate) fn heads(heads: usize, blocks: usize, own_vocabulary: bool) -> HashMa
     tensors
 }
 
-fn write(tensors: &HashMap<String, Tensor>) -> TempDir {
+pub(crate) fn write(tensors: &HashMap<String, Tensor>) -> TempDir {
     let folder = tempfile::tempdir().unwrap();
     candle_core::safetensors::save(tensors, folder.path().join("medusa_lm_head.safetensors")).unwrap();
     folder
