@@ -117,7 +117,7 @@ fn tokens_that_are_none_are_refused() {
     for damaged in [&[][..], &[7, 7], &[9, 8], &[1, VOCAB as u32]] {
         model.tensors.insert(DRAFT_TOKENS.into(), tensor(damaged));
         let folder = folder(&model);
-        let error = load(&EngineOptions::new(folder.path())).unwrap_err().to_string();
+        let error = load(&EngineOptions::new(folder.path())).err().unwrap().to_string();
         assert!(error.contains("draft_tokens: not token ids below 4096 in ascending order"), "{damaged:?}: {error}");
     }
 }

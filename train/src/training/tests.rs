@@ -177,8 +177,7 @@ fn the_engine_computes_what_the_network_does() {
         for example in &job.held_out[..4] {
             let lesson = read(&mut target(), std::slice::from_ref(example), &mut ()).unwrap().remove(0);
             let batch = Batch::new(&[&lesson], &Device::Cpu).unwrap();
-            let expected = candle_nn::ops::log_softmax(&network.forward(&batch, 1).unwrap()[0].logits, 1).unwrap();
-            let expected = expected.to_vec2::<f32>().unwrap();
+            let expected = among_tokens(&job, &network.forward(&batch, 1).unwrap()[0].logits);
             let tolerance = if dtype == DTypeOption::F32 { 1e-4 } else { 0.05 };
             for (place, row) in scores(engine.as_mut(), example).into_iter().enumerate() {
                 for (token, log_probability) in row {
@@ -188,6 +187,14 @@ fn the_engine_computes_what_the_network_does() {
             }
         }
     }
+}
+
+/// The log probabilities of logits `[places, vocab_size]` among the tokens that the draft model tells of.
+pub(super) fn among_tokens(job: &Job<'_>, logits: &Tensor) -> Vec<Vec<f32>> {
+    let mut left_out = vec![f32::NEG_INFINITY; job.target.vocab_size];
+    job.tokens().iter().for_each(|token| left_out[*token as usize] = 0.0);
+    let among = logits.broadcast_add(&Tensor::new(left_out, &Device::Cpu).unwrap()).unwrap();
+    candle_nn::ops::log_softmax(&among, 1).unwrap().to_vec2().unwrap()
 }
 
 /// The network with the weights that were written.
