@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use laser_engine::DRAFT_TOKENS;
+
 use super::*;
 
 mod lists;
@@ -119,17 +121,22 @@ async fn a_padded_model_writes_the_same_texts() {
     }
 }
 
-/// Tensors of these shapes with weights of no meaning.
+/// Tensors of these shapes with weights of no meaning. A draft model tells of every second token.
 fn write_tensors(file: &Path, tensors: &[(&str, Vec<usize>)]) {
     use safetensors::{Dtype, tensor::TensorView};
     let bytes = |shape: &[usize]| -> Vec<u8> {
         let value = |at: usize| ((at * 7919 % 1009) as f32 / 1009.0 - 0.5) * 0.2;
         (0..shape.iter().product()).flat_map(|at| value(at).to_le_bytes()).collect()
     };
-    let tensors: Vec<_> = tensors.iter().map(|(name, shape)| (name, bytes(shape), shape)).collect();
+    let tokens = |shape: &[usize]| (0..shape[0]).flat_map(|at| u32::try_from(2 * at).unwrap().to_le_bytes()).collect();
+    let content = |name: &str, shape: &[usize]| match name {
+        DRAFT_TOKENS => (Dtype::U32, tokens(shape)),
+        _ => (Dtype::F32, bytes(shape)),
+    };
+    let tensors: Vec<_> = tensors.iter().map(|(name, shape)| (name, content(name, shape), shape)).collect();
     let views = tensors
         .iter()
-        .map(|(name, bytes, shape)| (**name, TensorView::new(Dtype::F32, (*shape).clone(), bytes).unwrap()));
+        .map(|(name, (dtype, bytes), shape)| (**name, TensorView::new(*dtype, (*shape).clone(), bytes).unwrap()));
     safetensors::serialize_to_file(views, None, file).unwrap();
 }
 
@@ -160,6 +167,7 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
         ("layers.0.mlp.up_proj.weight", vec![inner, hidden]),
         ("layers.0.mlp.down_proj.weight", vec![hidden, inner]),
         ("layers.0.post_attention_layernorm.weight", vec![hidden]),
+        (DRAFT_TOKENS, vec![size("vocab_size") / 2]),
     ];
     let heads = serde_json::json!({ "medusa_num_heads": 2, "vocab_size": size("vocab_size") });
     let of_heads = vec![
@@ -169,11 +177,18 @@ fn drafts_of_features(dir: &Path) -> [String; 2] {
         ("1.0.linear.bias", vec![hidden]),
         ("0.1.weight", vec![size("vocab_size"), hidden]),
         ("1.1.weight", vec![size("vocab_size"), hidden]),
+        (DRAFT_TOKENS, vec![size("vocab_size") / 2]),
     ];
     [
         write("eagle", "model.safetensors", &layer, of_layer),
         write("medusa", "medusa_lm_head.safetensors", &heads, of_heads),
     ]
+}
+
+/// The tokens that a draft model tells of.
+fn draft_tokens(file: &Path) -> Vec<u8> {
+    let bytes = std::fs::read(file).unwrap();
+    safetensors::SafeTensors::deserialize(&bytes).unwrap().tensor(DRAFT_TOKENS).unwrap().data().to_vec()
 }
 
 /// A copy of the fixture model.
@@ -267,6 +282,14 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
             pad(&format!("pad --model {draft} --output {model}-{name} --target {model}")).unwrap();
             format!("{name}={model}-{name}")
         });
+        for (draft, file) in [(&eagle, "eagle/model.safetensors"), (&medusa, "medusa/medusa_lm_head.safetensors")] {
+            let padded = format!("{model}-{file}");
+            assert_eq!(
+                draft_tokens(Path::new(&padded)),
+                draft_tokens(&Path::new(draft).with_file_name(file)),
+                "{file}"
+            );
+        }
         let padded = SetupArgs { model: model.clone(), old_model: Some(own.clone()), ..small.clone() };
         let padded = compare(&padded, &drafts, options).await;
         for (small, padded) in rows.iter().zip(&padded.kinds[0].rows).filter(|(row, _)| !row.adaptive) {
