@@ -1,7 +1,7 @@
 //! A draft model that tells of some tokens only: of those in the texts that it learnt from, say.
 //!
 //! A recommender's texts need few of a vocabulary's tokens, and what a small draft model computes is mostly the
-//! projection to the vocabulary: of 32,000 tokens it took three quarters of a draft's time (docs/benchmarks.md, "A wider
+//! projection to the vocabulary: of 32,000 tokens it took two thirds of a draft's time (docs/benchmarks.md, "A wider
 //! vocabulary"). So a draft model's weights may come with [`DRAFT_TOKENS`], and of the projection only their rows are
 //! loaded. What the draft model reads stays the whole vocabulary. FR-Spec (Zhao et al., arXiv:2502.14856) cuts EAGLE's
 //! vocabulary down to frequent tokens in the same way; EAGLE-3 (arXiv:2503.01840) trains a smaller one.
