@@ -6,8 +6,9 @@
 //! once, by the engine that generates, and says which tokens it holds likely at every place ([`Lesson`]). The draft
 //! model learns these distributions by one of three losses ([`Loss`]), and after every epoch is measured on texts that
 //! it has not learned from. What is kept is the epoch of the largest overlap with the target: Σ min(p, q), the share of
-//! tokens that speculative sampling accepts (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). It learns over the
-//! whole vocabulary, and is written with the tokens that it was trained on, which are all that it is going to tell of.
+//! tokens that speculative sampling accepts (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). The draft model
+//! learns over the whole vocabulary, and is written with the tokens that it was trained on, which are all that it is
+//! going to tell of.
 //!
 //! Training is a function of its input and seed, on a CPU to the bit: one that is stopped and taken up again gives the
 //! weights of one that was not.
