@@ -47,6 +47,8 @@ fn compare(whole: &EngineOptions, of_tokens: &EngineOptions, tokens: &[u32], wha
         (DTypeOption::F32, None, 2e-4),
         (DTypeOption::Bf16, None, 2e-4),
         (DTypeOption::F32, Some("q8_0"), 2e-4),
+        // Blocks as GGUF stores them.
+        (DTypeOption::F32, Some("q4_0"), 2e-4),
         (DTypeOption::F16, None, 0.1),
     ] {
         let isq = isq.map(str::to_owned);

@@ -71,6 +71,7 @@ fn a_layer_learns_what_its_target_says_and_can_be_stopped() {
         whole.history
     );
     assert!(["at depth 2", "at depth 3"].iter().all(|depth| last.share(depth).unwrap() > 0.5), "{last:?}");
+    assert_eq!(last.share("at depth 4"), None);
     let job = layer_job(&configs[1], &folder);
     assert_eq!(train_layer(&job, engine.as_mut(), 20), None);
     let stopped = train_layer(&job, engine.as_mut(), usize::MAX).unwrap();
