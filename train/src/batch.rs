@@ -1,11 +1,14 @@
 //! Lessons of one step, as tensors.
 
+use std::borrow::Borrow;
+
 use candle_core::{Device, Result, Tensor};
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
 
 use crate::lesson::Lesson;
+use crate::own_tokens::NONE;
 use crate::verdicts::Verdicts;
 
 /// Lessons that are ordered by length at a time, so that those of a batch are about as long.
@@ -40,7 +43,8 @@ pub(crate) struct Features {
     pub(crate) expected: Tensor,
 }
 
-/// What the target says at N places, K tokens of each.
+/// What the target says at N places, K tokens of each. A likely token that is [none](NONE) of the model's has
+/// probability 0: nothing is learned of it, and it is foreseen in no case.
 #[derive(Debug)]
 pub(crate) struct Labels {
     /// `[N, 1]`: the text's token.
@@ -49,13 +53,13 @@ pub(crate) struct Labels {
     pub(crate) likely: Tensor,
     /// `[N, K]`: their probabilities.
     pub(crate) probabilities: Tensor,
-    /// `[N, 1]`: the probability of all others.
+    /// `[N, 1]`: the probability of all that are not likely.
     pub(crate) others: Tensor,
 }
 
 impl Batch {
     /// The lessons for a model that reads tokens alone.
-    pub(crate) fn new(lessons: &[&Lesson], device: &Device) -> Result<Self> {
+    pub(crate) fn new(lessons: &[impl Borrow<Lesson>], device: &Device) -> Result<Self> {
         Self::from_token(0, lessons, device)
     }
 
@@ -63,7 +67,7 @@ impl Batch {
     /// on; a text's first token, which the target tells before there is its feature, is no place of it. `features` are
     /// of each lesson's tokens but the last, `hidden` numbers a token.
     pub(crate) fn with_features(
-        lessons: &[&Lesson],
+        lessons: &[impl Borrow<Lesson>],
         features: &[Vec<f32>],
         hidden: usize,
         device: &Device,
@@ -71,7 +75,7 @@ impl Batch {
         let batch = Self::from_token(1, lessons, device)?;
         let (rows, length) = batch.tokens.dims2()?;
         let (mut before, mut expected) = (vec![0.0; rows * length * hidden], Vec::new());
-        for (row, (lesson, features)) in lessons.iter().zip(features).enumerate() {
+        for (row, (lesson, features)) in lessons.iter().map(Borrow::borrow).zip(features).enumerate() {
             let read = &features[..(lesson.tokens.len() - 2) * hidden];
             before[row * length * hidden..][..read.len()].copy_from_slice(read);
             expected.extend_from_slice(&features[lesson.prompt * hidden..]);
@@ -122,7 +126,8 @@ impl Batch {
     }
 
     /// The lessons without so many tokens at the beginning of each, and places at the beginning of its text.
-    fn from_token(first: usize, lessons: &[&Lesson], device: &Device) -> Result<Self> {
+    fn from_token(first: usize, lessons: &[impl Borrow<Lesson>], device: &Device) -> Result<Self> {
+        let lessons: Vec<&Lesson> = lessons.iter().map(Borrow::borrow).collect();
         let read = |lesson: &Lesson| first..lesson.tokens.len() - 1;
         let length = lessons.iter().map(|lesson| read(lesson).len()).max().unwrap_or_default();
         let places: usize = lessons.iter().map(|lesson| lesson.places() - first).sum();
@@ -137,9 +142,12 @@ impl Batch {
         }
         let likely = || lessons.iter().flat_map(|lesson| lesson.likely_from(first));
         let width = likely().count() / places.max(1);
-        let ids: Vec<u32> = likely().map(|candidate| candidate.token).collect();
-        let probabilities: Vec<f32> = likely().map(|candidate| candidate.log_probability.exp()).collect();
-        let probabilities = Tensor::from_vec(probabilities, (places, width), device)?;
+        let ids: Vec<u32> =
+            likely().map(|candidate| if candidate.token == NONE { 0 } else { candidate.token }).collect();
+        let probabilities = likely().map(|candidate| candidate.log_probability.exp());
+        let probabilities = Tensor::from_iter(probabilities, device)?.reshape((places, width))?;
+        let is_known = likely().map(|candidate| if candidate.token == NONE { 0.0f32 } else { 1.0 });
+        let is_known = Tensor::from_iter(is_known, device)?.reshape((places, width))?;
         Ok(Self {
             tokens: Tensor::from_vec(tokens, (lessons.len(), length), device)?,
             before: Tensor::from_vec(before, places, device)?,
@@ -147,7 +155,7 @@ impl Batch {
                 text: Tensor::from_vec(text, (places, 1), device)?,
                 likely: Tensor::from_vec(ids, (places, width), device)?,
                 others: others(&probabilities)?,
-                probabilities,
+                probabilities: (probabilities * is_known)?,
             },
             features: None,
             offsets: None,
@@ -205,7 +213,7 @@ mod tests {
     #[test]
     fn the_token_before_a_place_is_found_in_the_padded_tokens() {
         let lessons = [lesson(2, 3), lesson(1, 1), lesson(4, 2)];
-        let batch = Batch::new(&lessons.iter().collect::<Vec<_>>(), &Device::Cpu).unwrap();
+        let batch = Batch::new(&lessons, &Device::Cpu).unwrap();
         assert_eq!(batch.tokens.dims(), [3, 5]);
         let read = batch.tokens.flatten_all().unwrap().to_vec1::<u32>().unwrap();
         let before = batch.before.to_vec1::<i64>().unwrap();
@@ -222,6 +230,20 @@ mod tests {
     }
 
     #[test]
+    fn likely_tokens_that_the_model_does_not_know_are_neither_learned_nor_others() {
+        let mut known = lesson(1, 2);
+        let labels = |lesson: &Lesson| Batch::new(&[lesson], &Device::Cpu).unwrap().labels;
+        let before = labels(&known);
+        known.likely[2].token = NONE;
+        let after = labels(&known);
+        assert_eq!(after.others.to_vec2::<f32>().unwrap(), before.others.to_vec2::<f32>().unwrap());
+        let mut expected = before.probabilities.to_vec2::<f32>().unwrap();
+        expected[1][0] = 0.0;
+        assert_eq!(after.probabilities.to_vec2::<f32>().unwrap(), expected);
+        assert_eq!(after.likely.to_vec2::<u32>().unwrap(), [[0, 1], [0, 3]]);
+    }
+
+    #[test]
     fn a_place_is_expected_from_the_token_before_it_and_the_feature_before_that() {
         let lessons = [lesson(2, 3), lesson(1, 2), lesson(4, 2)];
         // The feature of token 10 + i is i.
@@ -229,7 +251,7 @@ mod tests {
             .iter()
             .map(|lesson| lesson.tokens.iter().rev().skip(1).rev().map(|&t| t as f32 - 10.0).collect())
             .collect();
-        let batch = Batch::with_features(&lessons.each_ref(), &features, 1, &Device::Cpu).unwrap();
+        let batch = Batch::with_features(&lessons, &features, 1, &Device::Cpu).unwrap();
         let read = batch.tokens.flatten_all().unwrap().to_vec1::<u32>().unwrap();
         let told = batch.features.as_ref().unwrap();
         let before = told.before.flatten_all().unwrap().to_vec1::<f32>().unwrap();

@@ -7,8 +7,7 @@
 //! model learns these distributions by one of three losses ([`Loss`]), and after every epoch is measured on texts that
 //! it has not learned from. What is kept is the epoch of the largest overlap with the target: Σ min(p, q), the share of
 //! tokens that speculative sampling accepts (Leviathan et al. 2023, arXiv:2211.17192, corollary 3.6). The draft model
-//! learns over the whole vocabulary, and is written with the tokens that it was trained on, which are all that it is
-//! going to tell of.
+//! learns over the tokens of its texts alone, and is written with them: they are all that it is going to tell of.
 //!
 //! Training is a function of its input and seed, on a CPU to the bit: one that is stopped and taken up again gives the
 //! weights of one that was not.
@@ -28,6 +27,7 @@ mod lesson;
 mod loss;
 mod network;
 mod output;
+mod own_tokens;
 mod recommender;
 mod softmax;
 mod training;

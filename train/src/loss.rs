@@ -2,7 +2,8 @@
 //!
 //! Of the target's distribution p only the likely tokens are known one by one; all others count as one token more, in
 //! both distributions. That bounds the divergence from below and the overlap from above, by less than what p leaves to
-//! the others; where the overlap is reported, theirs is left out, so it is a lower bound.
+//! the others; where the overlap is reported, theirs is left out, so it is a lower bound. A likely token that the draft
+//! model does not know has p = 0 here, and what the target gives it is in neither part.
 
 use candle_core::{Result, Tensor};
 
@@ -19,13 +20,13 @@ impl Loss {
         if self == Self::CrossEntropy {
             return log_probabilities(logits, &labels.text)?.mean_all()?.neg();
         }
-        let log_q = log_probabilities(logits, &labels.likely)?;
-        let q = log_q.exp()?;
-        let q_others = others(&q)?;
         let (p, p_others) = (&labels.probabilities, &labels.others);
+        let log_q = log_probabilities(logits, &labels.likely)?;
+        let q = (log_q.exp()? * p.gt(0.0)?.to_dtype(p.dtype())?)?;
+        let q_others = others(&q)?;
         let of_places = match self {
             Self::Kl | Self::CrossEntropy => {
-                let likely = (p * (p.log()? - log_q)?)?.sum_keepdim(1)?;
+                let likely = (p * (p.maximum(f64::from(f32::MIN_POSITIVE))?.log()? - log_q)?)?.sum_keepdim(1)?;
                 (likely + (p_others * (p_others.log()? - q_others.log()?)?)?)?
             }
             Self::Overlap => {
@@ -59,7 +60,8 @@ impl Foresight {
         let q = log_probabilities(logits, &labels.likely)?.exp()?;
         let overlap = labels.probabilities.minimum(&q)?.sum_all()?;
         let first = logits.argmax_keepdim(1)?.eq(&labels.likely.narrow(1, 0, 1)?)?;
-        let first = first.to_dtype(overlap.dtype())?.sum_all()?;
+        let is_known = labels.probabilities.narrow(1, 0, 1)?.gt(0.0)?;
+        let first = (first * is_known)?.to_dtype(overlap.dtype())?.sum_all()?;
         let value = |sum: &Tensor| Ok::<_, candle_core::Error>(f64::from(sum.to_scalar::<f32>()?));
         Ok(Self { overlap: value(&overlap)?, first: value(&first)? })
     }
@@ -75,14 +77,15 @@ mod tests {
     const V: usize = 6;
     const N: usize = 3;
 
-    /// The target's probabilities of the first three tokens it holds likely, and the text's tokens.
+    /// The target's probabilities of the first three tokens it holds likely, and the text's tokens. One of the likely
+    /// ones, of probability 0.1, is unknown to the model.
     fn labels() -> Labels {
         let cpu = &Device::Cpu;
-        let probabilities = Tensor::new(&[[0.7f32, 0.2, 0.05], [0.5, 0.3, 0.2], [0.4, 0.3, 0.1]], cpu).unwrap();
+        let probabilities = Tensor::new(&[[0.7f32, 0.2, 0.05], [0.5, 0.3, 0.2], [0.0, 0.4, 0.3]], cpu).unwrap();
         Labels {
             text: Tensor::new(&[[4u32], [0], [5]], cpu).unwrap(),
-            likely: Tensor::new(&[[4u32, 1, 0], [0, 2, 3], [1, 5, 2]], cpu).unwrap(),
-            others: others(&probabilities).unwrap(),
+            likely: Tensor::new(&[[4u32, 1, 0], [0, 2, 3], [0, 1, 5]], cpu).unwrap(),
+            others: Tensor::new(&[[0.05f32], [OTHERS_MIN as f32], [0.2]], cpu).unwrap(),
             probabilities,
         }
     }
@@ -97,14 +100,15 @@ mod tests {
         let text = labels.text.to_vec2::<u32>().unwrap();
         let likely = labels.likely.to_vec2::<u32>().unwrap();
         let p = labels.probabilities.to_vec2::<f32>().unwrap();
+        let p_others = labels.others.to_vec2::<f32>().unwrap();
         let of_place = |place: usize| {
             let row: Vec<f64> = logits[place * V..][..V].iter().map(|&x| f64::from(x)).collect();
             let sum: f64 = row.iter().map(|x| x.exp()).sum();
             let q: Vec<f64> = row.iter().map(|x| x.exp() / sum).collect();
             let rest = |sum: f64| (1.0 - sum).max(OTHERS_MIN);
-            let mut pairs: Vec<(f64, f64)> =
-                likely[place].iter().zip(&p[place]).map(|(&x, &p)| (f64::from(p), q[x as usize])).collect();
-            pairs.push((rest(pairs.iter().map(|pair| pair.0).sum()), rest(pairs.iter().map(|pair| pair.1).sum())));
+            let known = likely[place].iter().zip(&p[place]).filter(|(_, p)| **p > 0.0);
+            let mut pairs: Vec<(f64, f64)> = known.map(|(&x, &p)| (f64::from(p), q[x as usize])).collect();
+            pairs.push((p_others[place][0].into(), rest(pairs.iter().map(|pair| pair.1).sum())));
             match loss {
                 Loss::CrossEntropy => -q[text[place][0] as usize].ln(),
                 Loss::Kl => pairs.iter().map(|(p, q)| p * (p / q).ln()).sum(),
@@ -151,7 +155,7 @@ mod tests {
             let row = &logits()[place * V..][..V];
             (0..V).max_by(|&a, &b| row[a].total_cmp(&row[b])).unwrap()
         });
-        let expected = first.iter().zip([4, 0, 1]).filter(|(a, b)| **a == *b).count();
+        let expected = first.iter().zip([4, 0, V]).filter(|(a, b)| **a == *b).count();
         assert_eq!(sums.first, expected as f64);
         assert!(sums.overlap > 0.3 && sums.overlap < 2.0, "{sums:?}");
     }

@@ -1,12 +1,16 @@
 //! What is trained: a whole small model, EAGLE's layer, Medusa's heads, or an acceptance head.
 
 use candle_core::{Device, Result, Tensor, Var};
+use laser_decode::Token;
 use laser_engine::TargetParts;
 
 use crate::batch::Batch;
 use crate::config::TrainConfig;
 use crate::dropout::Dropout;
 use crate::layer::{Attended, Initial, Layer, NORM_EPS, Positions, ROPE_THETA, Shape, norm, product};
+
+/// The name of a whole model's embedding.
+pub(crate) const EMBEDDING: &str = "model.embed_tokens.weight";
 
 /// What a draft model says at the places of a batch.
 #[derive(Debug)]
@@ -27,20 +31,20 @@ pub(crate) struct Network {
 
 #[derive(Debug)]
 enum Kind {
-    /// Without a vocabulary `[V, hidden]` of its own, its embedding is that as well.
+    /// Without a projection `[V, hidden]` of its own, its embedding is that as well.
     Model { embedding: Var, norm: Var, head: Option<Var> },
-    /// Medusa's heads with the vocabulary `[V, hidden]`, which is the target's and stays as it is, or an acceptance
+    /// Medusa's heads with the vocabulary `[V, hidden]`, rows of the target's which stay as they are, or an acceptance
     /// head with its own.
     Heads { vocabulary: Vocabulary, heads: Vec<Blocks> },
-    /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are the target's and stay as they are; what enters is a
-    /// projection `[hidden, 2 · hidden]`.
+    /// Embedding `[V, hidden]` and vocabulary `[V, hidden]` are rows of the target's and stay as they are; what enters
+    /// is a projection `[hidden, 2 · hidden]`.
     Eagle { embedding: Tensor, head: Tensor, fusion: Var, bias: Var },
 }
 
 /// The residual blocks of a head: of each the projection `[hidden, hidden]` and its bias.
 type Blocks = Vec<[Var; 2]>;
 
-/// A projection `[V, hidden]` to the vocabulary.
+/// A projection `[V, hidden]` to what is told of: a draft model's own tokens, or an acceptance head's outcomes.
 #[derive(Debug)]
 enum Vocabulary {
     /// The target's, which is not trained.
@@ -65,8 +69,12 @@ impl Network {
         Ok(Self { shape, layers, kind: Kind::Model { embedding, norm, head } })
     }
 
-    /// EAGLE's layer for a target, of the shape of the target's own layers.
-    pub(crate) fn eagle(config: &TrainConfig, target: &TargetParts, device: &Device) -> Result<Self> {
+    /// EAGLE's layer for a target, of the shape of the target's own layers, over some of its tokens.
+    pub(crate) fn eagle(
+        config: &TrainConfig,
+        (target, tokens): (&TargetParts, &[Token]),
+        device: &Device,
+    ) -> Result<Self> {
         let of = &target.shape;
         let shape = Shape {
             hidden: of.hidden_size,
@@ -79,15 +87,21 @@ impl Network {
             norm_eps: of.norm_eps,
         };
         let mut initial = Initial::new(config.seed, device);
-        let (embedding, head) = (table(target, &target.embedding, device)?, vocabulary(target, device)?);
+        let embedding = table(target, &target.embedding, tokens, device)?;
+        let head = vocabulary(target, tokens, device)?;
         let fusion = initial.matrix(shape.hidden, 2 * shape.hidden)?;
         let bias = initial.zeros(shape.hidden)?;
         let layers = vec![initial.layer(&shape, false)?];
         Ok(Self { shape, layers, kind: Kind::Eagle { embedding, head, fusion, bias } })
     }
 
-    /// Medusa's heads for a target. Each begins as nothing but the target's vocabulary (section 2.2.1).
-    pub(crate) fn medusa(config: &TrainConfig, target: &TargetParts, device: &Device) -> Result<Self> {
+    /// Medusa's heads for a target, over some of its tokens. Each begins as nothing but the target's vocabulary
+    /// (section 2.2.1).
+    pub(crate) fn medusa(
+        config: &TrainConfig,
+        (target, tokens): (&TargetParts, &[Token]),
+        device: &Device,
+    ) -> Result<Self> {
         let of = &target.shape;
         let shape = Shape {
             hidden: of.hidden_size,
@@ -101,7 +115,7 @@ impl Network {
         };
         let initial = Initial::new(config.seed, device);
         let heads = (0..config.medusa_heads).map(|_| initial.blocks(shape.hidden, 1)).collect::<Result<_>>()?;
-        let vocabulary = Vocabulary::Shared(vocabulary(target, device)?);
+        let vocabulary = Vocabulary::Shared(vocabulary(target, tokens, device)?);
         Ok(Self { shape, layers: Vec::new(), kind: Kind::Heads { vocabulary, heads } })
     }
 
@@ -129,7 +143,7 @@ impl Network {
         let mut weights = Vec::new();
         let prefix = match &self.kind {
             Kind::Model { embedding, norm, head } => {
-                weights.push(("model.embed_tokens.weight".to_owned(), embedding));
+                weights.push((EMBEDDING.to_owned(), embedding));
                 weights.push(("model.norm.weight".to_owned(), norm));
                 weights.extend(head.iter().map(|head| ("lm_head.weight".to_owned(), head)));
                 "model."
@@ -234,14 +248,16 @@ fn head_passes(batch: &Batch, vocabulary: &Vocabulary, heads: &[Blocks]) -> Resu
     Ok(found)
 }
 
-/// A matrix `[V, hidden]` of the target's.
-fn table(target: &TargetParts, values: &[f32], device: &Device) -> Result<Tensor> {
-    Tensor::from_slice(values, (target.shape.vocab_size, target.shape.hidden_size), device)
+/// `[tokens, hidden]`: the rows of these tokens of a matrix of the target's.
+fn table(target: &TargetParts, values: &[f32], tokens: &[Token], device: &Device) -> Result<Tensor> {
+    let width = target.shape.hidden_size;
+    let rows: Vec<f32> = tokens.iter().flat_map(|token| &values[*token as usize * width..][..width]).copied().collect();
+    Tensor::from_vec(rows, (tokens.len(), width), device)
 }
 
-/// The target's projection to the vocabulary.
-fn vocabulary(target: &TargetParts, device: &Device) -> Result<Tensor> {
-    table(target, target.head.as_ref().unwrap_or(&target.embedding), device)
+/// The same of the target's projection to the vocabulary.
+fn vocabulary(target: &TargetParts, tokens: &[Token], device: &Device) -> Result<Tensor> {
+    table(target, target.head.as_ref().unwrap_or(&target.embedding), tokens, device)
 }
 
 /// `[B, T]` tokens as `[B, T, hidden]`.

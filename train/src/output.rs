@@ -14,6 +14,8 @@ use crate::checkpoint::{write_tensors, write_whole};
 use crate::config::DraftKind;
 use crate::epoch::Epoch;
 use crate::layer::Shape;
+use crate::network::EMBEDDING;
+use crate::own_tokens::OwnTokens;
 
 pub(crate) const CONFIG: &str = "config.json";
 pub(crate) const WEIGHTS: &str = "model.safetensors";
@@ -140,7 +142,7 @@ pub(crate) fn write_draft(
     folder: &Path,
     target: &Target,
     (kind, shape): (DraftKind, &Shape),
-    (weights, tokens): (&[(String, Tensor)], &[u32]),
+    (weights, own): (&[(String, Tensor)], &OwnTokens),
     (belongs, history): (&Belongs, &[Epoch]),
 ) -> Result<()> {
     if kind == DraftKind::Model {
@@ -167,8 +169,11 @@ pub(crate) fn write_draft(
     };
     json[BELONGS] = serde_json::to_value(belongs)?;
     let mut tensors = weights.to_vec();
+    if let Some((_, embedding)) = tensors.iter_mut().find(|(name, _)| name == EMBEDDING) {
+        *embedding = own.among_all(embedding, vocab_size)?;
+    }
     if kind != DraftKind::Acceptance {
-        tensors.push((DRAFT_TOKENS.to_owned(), Tensor::new(tokens, &Device::Cpu)?));
+        tensors.push((DRAFT_TOKENS.to_owned(), Tensor::new(own.tokens(), &Device::Cpu)?));
     }
     write(folder, &json, history, (file, &tensors))
 }

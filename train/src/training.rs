@@ -1,11 +1,9 @@
 //! A draft model's training, from a target's texts to the draft model's folder.
 
-use std::collections::BTreeSet;
 use std::path::Path;
 
 use anyhow::{Context as _, Result, ensure};
 use candle_core::{Device, Tensor};
-use laser_decode::Token;
 use laser_engine::{Engine, TargetParts};
 use laser_schema::{DeviceOption, Digest, Progress};
 
@@ -18,6 +16,7 @@ use crate::lesson::{Example, Lesson, features};
 use crate::loss::{Foresight, smooth_l1};
 use crate::network::{Network, Pass};
 use crate::output::{self, BELONGS, Belongs, Target};
+use crate::own_tokens::OwnTokens;
 use crate::verdicts::{Verdicts, best_scale, log_loss};
 
 /// Texts by which the log odds are scaled that an acceptance head corrects: some 50,000 proposals for two numbers.
@@ -85,11 +84,10 @@ impl Job<'_> {
     }
 
     /// The tokens of all texts and prompts, and those that end a text: what the draft model is going to tell of.
-    fn tokens(&self) -> Vec<Token> {
+    fn tokens(&self) -> OwnTokens {
         let examples = self.learned.iter().chain(&self.held_out);
         let written = examples.flat_map(|example| example.prompt.iter().chain(&example.text));
-        let tokens: BTreeSet<Token> = written.chain(&self.target.end_of_text).copied().collect();
-        tokens.into_iter().collect()
+        OwnTokens::new(written.chain(&self.target.end_of_text).copied())
     }
 
     /// The draft model, if an earlier call has finished it.
@@ -163,7 +161,7 @@ pub fn train(
         kept: outcome.kept.clone(),
     };
     let shape = (job.config.kind, &drafting.network.shape);
-    let weights = (&outcome.weights[..], &job.tokens()[..]);
+    let weights = (&outcome.weights[..], &drafting.own);
     output::write_draft(job.folder(), &job.target, shape, weights, (&belongs, &outcome.history))?;
     remove_checkpoint(job.folder())?;
     let (kept, history) = (outcome.kept, outcome.history);
@@ -177,6 +175,7 @@ struct Drafting<'a, 't> {
     held_out: Vec<&'a Lesson>,
     engine: Option<&'t mut dyn Engine>,
     device: Device,
+    own: OwnTokens,
     network: Network,
     /// Of an acceptance head: the draft model's sharpness, and scale and shift of the log odds that it corrects.
     sharpness: f32,
@@ -201,11 +200,11 @@ impl<'a, 't> Drafting<'a, 't> {
         held_out: Vec<&'a Lesson>,
         mut engine: Option<&'t mut dyn Engine>,
     ) -> Result<Self> {
-        let device = open_device(job.device)?;
+        let (device, own) = (open_device(job.device)?, job.tokens());
         let (mut sharpness, mut scale) = (1.0, [1.0, 0.0]);
         let network = match (job.config.kind, &job.parts) {
             (DraftKind::Model, _) => {
-                Network::model(model_shape(job.config), (job.target.vocab_size, true), job.config.seed, &device)?
+                Network::model(model_shape(job.config), (own.len(), true), job.config.seed, &device)?
             }
             (DraftKind::Acceptance, _) => {
                 let draft = engine.as_deref_mut().context("an acceptance head needs its draft model")?;
@@ -221,10 +220,10 @@ impl<'a, 't> Drafting<'a, 't> {
             (kind, parts) => {
                 let parts = parts.as_ref().context("what shares the target's vocabulary needs it")?;
                 let new = if kind == DraftKind::Eagle { Network::eagle } else { Network::medusa };
-                new(job.config, parts, &device)?
+                new(job.config, (parts, own.tokens()), &device)?
             }
         };
-        Ok(Self { job, learned, held_out, engine, device, network, sharpness, scale })
+        Ok(Self { job, learned, held_out, engine, device, own, network, sharpness, scale })
     }
 
     /// What is minimised after the first epoch. Of an acceptance head there are but two outcomes, and which it was.
@@ -235,8 +234,9 @@ impl<'a, 't> Drafting<'a, 't> {
     /// The lessons as tensors, with the features that are worked on; for an acceptance head also the proposals.
     fn batch(&mut self, lessons: &[&Lesson]) -> Result<(Batch, Verdicts)> {
         let mut verdicts = Verdicts::at(self.sharpness);
+        let numbered = || lessons.iter().map(|lesson| self.own.numbered(lesson)).collect::<Result<Vec<_>>>();
         if self.job.config.kind == DraftKind::Model {
-            return Ok((Batch::new(lessons, &self.device)?, verdicts));
+            return Ok((Batch::new(&numbered()?, &self.device)?, verdicts));
         }
         let engine = self.engine.as_deref_mut().context("what reads features needs what makes them")?;
         let batch = if self.job.config.kind == DraftKind::Acceptance {
@@ -244,7 +244,7 @@ impl<'a, 't> Drafting<'a, 't> {
             Batch::of_verdicts(&verdicts, self.scale, &self.device)?
         } else {
             let told = lessons.iter().map(|lesson| features(engine, lesson)).collect::<Result<Vec<_>, _>>()?;
-            Batch::with_features(lessons, &told, engine.info().hidden_size, &self.device)?
+            Batch::with_features(&numbered()?, &told, engine.info().hidden_size, &self.device)?
         };
         Ok((batch, verdicts))
     }

@@ -98,7 +98,7 @@ impl<'a> Learner<'a> {
         let mut found = Vec::with_capacity(owners.len());
         for step in self.steps(&lessons, 0) {
             let step_lessons: Vec<Lesson> = step.iter().map(|&index| lessons[index].clone()).collect();
-            let batch = Batch::new(&step_lessons.iter().collect::<Vec<_>>(), &self.device)?;
+            let batch = Batch::new(&step_lessons, &self.device)?;
             let logits = self.target(&batch)?.context("no target")?;
             let allowed = (logits + self.continuations.mask(&step_lessons, &self.device)?)?;
             let log_p = log_probabilities(&allowed, &batch.labels.text)?.flatten_all()?.to_vec1::<f32>()?;
@@ -139,7 +139,7 @@ impl<'a> Learner<'a> {
         if lessons.is_empty() {
             return Ok(data);
         }
-        let batch = Batch::new(&lessons.iter().collect::<Vec<_>>(), &self.device)?;
+        let batch = Batch::new(&lessons, &self.device)?;
         let places = self.places(&lessons, log_p_k, alignment)?;
         let target = if places.is_some() { self.target(&batch)? } else { None };
         let batch = batch.with_dropout(dropout, seed.wrapping_add(OF_LISTS));

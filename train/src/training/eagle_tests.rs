@@ -6,7 +6,7 @@ use laser_decode::{TargetScores as _, Token, chain_parents};
 use laser_engine::{Engine, EngineOptions, Segment, load, target_parts};
 use tempfile::TempDir;
 
-use super::tests::{among_tokens, config, job_of, run, weights};
+use super::tests::{by_token, config, job_of, run, weights};
 use super::*;
 use crate::lesson::read;
 
@@ -102,7 +102,8 @@ fn drafting_computes_at_every_depth_what_was_trained() {
     for example in &job.held_out[..3] {
         let lesson = read(target.as_mut(), std::slice::from_ref(example), &mut ()).unwrap().remove(0);
         let told = features(target.as_mut(), &lesson).unwrap();
-        let batch = Batch::with_features(&[&lesson], std::slice::from_ref(&told), 16, &Device::Cpu).unwrap();
+        let numbered = job.tokens().numbered(&lesson).unwrap();
+        let batch = Batch::with_features(&[numbered], std::slice::from_ref(&told), 16, &Device::Cpu).unwrap();
         let passes = network.forward(&batch, 3).unwrap();
         let read = &lesson.tokens[1..lesson.tokens.len() - 1];
         for place in 2..lesson.places() - 1 {
@@ -119,9 +120,9 @@ fn drafting_computes_at_every_depth_what_was_trained() {
                 }
                 engine.close(slot);
                 let last = if depth == 0 { known } else { 0 };
-                let expected = among_tokens(&job, &pass.logits);
+                let expected = by_token(&job, &pass.logits);
                 for candidate in scores.top(last) {
-                    let trained = expected[place][candidate.token as usize];
+                    let trained = expected[place][&candidate.token];
                     let difference = (trained - candidate.log_probability).abs();
                     assert!(difference < 2e-4, "depth {depth}, place {place}: {trained} {candidate:?}");
                 }
@@ -132,7 +133,8 @@ fn drafting_computes_at_every_depth_what_was_trained() {
 
 /// The layer with the weights that were written.
 fn trained(job: &Job<'_>) -> Network {
-    let network = Network::eagle(job.config, job.parts.as_ref().unwrap(), &Device::Cpu).unwrap();
+    let own = job.tokens();
+    let network = Network::eagle(job.config, (job.parts.as_ref().unwrap(), own.tokens()), &Device::Cpu).unwrap();
     let tensors = candle_core::safetensors::load(job.folder().join("model.safetensors"), &Device::Cpu).unwrap();
     for (name, weight) in network.weights() {
         weight.set(&tensors[&name]).unwrap();

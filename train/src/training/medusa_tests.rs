@@ -4,7 +4,7 @@ use laser_decode::chain_parents;
 use laser_engine::{EngineOptions, Segment, load, target_parts};
 
 use super::eagle_tests::{layer_job, target, train_layer, written};
-use super::tests::{among_tokens, config};
+use super::tests::{by_token, config};
 use super::*;
 use crate::lesson::read;
 
@@ -24,7 +24,8 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
     job.learned = written(engine.as_mut(), &job.learned, |token| token);
     job.held_out = written(engine.as_mut(), &job.held_out, |token| token);
     let parts = target_parts(&EngineOptions::new(folder.path())).unwrap();
-    let network = Network::medusa(&config, &parts, &Device::Cpu).unwrap();
+    let own = job.tokens();
+    let network = Network::medusa(&config, (&parts, own.tokens()), &Device::Cpu).unwrap();
     let example = &job.held_out[0];
     let lesson = read(engine.as_mut(), std::slice::from_ref(example), &mut ()).unwrap().remove(0);
     let trained = train_layer(&job, engine.as_mut(), usize::MAX).unwrap();
@@ -36,7 +37,8 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
 
     // What is drafted with is what was trained: the heads of the engine say, of the same features, the same.
     let told = features(engine.as_mut(), &lesson).unwrap();
-    let batch = Batch::with_features(&[&lesson], std::slice::from_ref(&told), 16, &Device::Cpu).unwrap();
+    let numbered = own.numbered(&lesson).unwrap();
+    let batch = Batch::with_features(&[numbered], std::slice::from_ref(&told), 16, &Device::Cpu).unwrap();
     let tensors = candle_core::safetensors::load(output.path().join("medusa_lm_head.safetensors"), &Device::Cpu);
     let tensors = tensors.unwrap();
     for (name, weight) in network.weights() {
@@ -55,9 +57,9 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
     for place in 3..lesson.places() - 1 {
         let row = lesson.prompt - 1 + place;
         for (further, pass) in passes.iter().enumerate() {
-            let expected = among_tokens(&job, &pass.logits);
+            let expected = by_token(&job, &pass.logits);
             for candidate in scores.ahead(row - further, further) {
-                let trained = expected[place][candidate.token as usize];
+                let trained = expected[place][&candidate.token];
                 let difference = (trained - candidate.log_probability).abs();
                 assert!(difference < 2e-4, "head {further}, place {place}: {trained} {candidate:?}");
             }

@@ -1,5 +1,6 @@
 //! Whole draft models: what they learn, that a training can be stopped, and what is refused.
 
+use std::collections::HashMap;
 use std::fs;
 
 use laser_decode::{TargetScores as _, Token, chain_parents};
@@ -8,6 +9,7 @@ use laser_engine::{DTypeOption, Engine, EngineOptions, FakeEngine, FakeOptions, 
 use super::*;
 use crate::course::CHECKPOINT;
 use crate::lesson::read;
+use crate::network::EMBEDDING;
 use crate::output::belongs;
 
 const VOCABULARY: u32 = 40;
@@ -176,12 +178,12 @@ fn the_engine_computes_what_the_network_does() {
         let network = trained_network(&job);
         for example in &job.held_out[..4] {
             let lesson = read(&mut target(), std::slice::from_ref(example), &mut ()).unwrap().remove(0);
-            let batch = Batch::new(&[&lesson], &Device::Cpu).unwrap();
-            let expected = among_tokens(&job, &network.forward(&batch, 1).unwrap()[0].logits);
+            let batch = Batch::new(&[job.tokens().numbered(&lesson).unwrap()], &Device::Cpu).unwrap();
+            let expected = by_token(&job, &network.forward(&batch, 1).unwrap()[0].logits);
             let tolerance = if dtype == DTypeOption::F32 { 1e-4 } else { 0.05 };
             for (place, row) in scores(engine.as_mut(), example).into_iter().enumerate() {
                 for (token, log_probability) in row {
-                    let difference = (expected[place][token as usize] - log_probability).abs();
+                    let difference = (expected[place][&token] - log_probability).abs();
                     assert!(difference < tolerance, "{dtype}, place {place}, token {token}: {difference}");
                 }
             }
@@ -189,21 +191,23 @@ fn the_engine_computes_what_the_network_does() {
     }
 }
 
-/// The log probabilities of logits `[places, vocab_size]` among the tokens that the draft model tells of.
-pub(super) fn among_tokens(job: &Job<'_>, logits: &Tensor) -> Vec<Vec<f32>> {
-    let mut left_out = vec![f32::NEG_INFINITY; job.target.vocab_size];
-    job.tokens().iter().for_each(|token| left_out[*token as usize] = 0.0);
-    let among = logits.broadcast_add(&Tensor::new(left_out, &Device::Cpu).unwrap()).unwrap();
-    candle_nn::ops::log_softmax(&among, 1).unwrap().to_vec2().unwrap()
+/// By token the log probabilities of logits `[places, own tokens]`; none of tokens that the draft model does not know.
+pub(super) fn by_token(job: &Job<'_>, logits: &Tensor) -> Vec<HashMap<Token, f32>> {
+    let rows = candle_nn::ops::log_softmax(logits, 1).unwrap().to_vec2().unwrap();
+    rows.into_iter().map(|row| job.tokens().tokens().iter().copied().zip(row).collect()).collect()
 }
 
 /// The network with the weights that were written.
 fn trained_network(job: &Job<'_>) -> Network {
-    let network = Network::model(model_shape(job.config), (job.target.vocab_size, true), 0, &Device::Cpu).unwrap();
+    let own = job.tokens();
+    let network = Network::model(model_shape(job.config), (own.len(), true), 0, &Device::Cpu).unwrap();
     let file = job.folder().join("model.safetensors");
     let tensors = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
     for (name, weight) in network.weights() {
-        weight.set(&tensors[&name]).unwrap();
+        let rows = Tensor::new(own.tokens(), &Device::Cpu).unwrap();
+        let written = &tensors[&name];
+        let is_embedding = name == EMBEDDING;
+        weight.set(&if is_embedding { written.index_select(&rows, 0).unwrap() } else { written.clone() }).unwrap();
     }
     network
 }
