@@ -194,6 +194,17 @@ macro_rules! product {
     ($(#[$attribute:meta])* $name:ident, $simd:ty, $most:expr, $($t:literal => $v:literal),*) => {
         $(#[$attribute])*
         pub(super) unsafe fn $name(task: &Task, panels: Range<usize>) {
+            // Not inlined: as one function all shapes took the compiler twenty times as long.
+            $(#[$attribute])*
+            #[inline(never)]
+            unsafe fn shape<const V: usize, const T: usize>(
+                task: &Task,
+                range: Range<usize>,
+                xy: (*const f32, *mut f32),
+            ) {
+                // SAFETY: the caller's.
+                unsafe { rows::<$simd, V, T>(task, range, xy) }
+            }
             let registers = PANEL / <$simd as Tile>::LANES;
             let stripe = stripe(task, $most);
             for start in panels.clone().step_by(stripe) {
@@ -203,7 +214,7 @@ macro_rules! product {
                     unsafe {
                         let xy = (task.x.add(tile.start * task.x_stride), task.y.add(tile.start * task.y_stride));
                         match tile.len() {
-                            $($t => rows::<$simd, $v, $t>(task, range.clone(), xy),)*
+                            $($t => shape::<$v, $t>(task, range.clone(), xy),)*
                             _ => unreachable!("tiles have at most {} rows", $most),
                         }
                     }
