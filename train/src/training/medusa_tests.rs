@@ -32,8 +32,9 @@ fn heads_begin_as_the_targets_own_prediction_and_learn_to_look_ahead() {
     let (first, last) = (&trained.history[0], trained.history.last().unwrap());
     assert!(last.held_out_loss < 0.8 * first.held_out_loss, "{:?}", trained.history);
     assert!(last.share("at depth 3").is_some() && last.share("at depth 4").is_none());
-    let [first, last] = [first, last].map(|epoch| epoch.share("first").unwrap());
-    assert!(last > 0.7 && last > first, "{:?}", trained.history);
+    assert!(last.share("first").unwrap() > 0.7, "{:?}", trained.history);
+    let [first, last] = [first, last].map(|epoch| epoch.share("at depth 3").unwrap());
+    assert!(last > first + 0.1, "{:?}", trained.history);
 
     // What is drafted with is what was trained: the heads of the engine say, of the same features, the same.
     let told = features(engine.as_mut(), &lesson).unwrap();
