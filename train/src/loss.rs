@@ -85,7 +85,7 @@ mod tests {
         Labels {
             text: Tensor::new(&[[4u32], [0], [5]], cpu).unwrap(),
             likely: Tensor::new(&[[4u32, 1, 0], [0, 2, 3], [0, 1, 5]], cpu).unwrap(),
-            others: Tensor::new(&[[0.05f32], [OTHERS_MIN as f32], [0.2]], cpu).unwrap(),
+            others: Tensor::new(&[[0.05f32], [1e-6], [0.2]], cpu).unwrap(),
             probabilities,
         }
     }

@@ -48,7 +48,7 @@ fn items(lessons: &[Lesson], catalogue: &Catalogue) -> Vec<u32> {
 }
 
 fn scores(network: &Network, lessons: &[Lesson]) -> Vec<f32> {
-    let batch = Batch::new(&lessons, &Device::Cpu).unwrap();
+    let batch = Batch::new(lessons, &Device::Cpu).unwrap();
     let logits = &network.forward(&batch, 1).unwrap()[0].logits;
     let log_p = log_probabilities(logits, &batch.labels.text).unwrap().flatten_all().unwrap();
     log_p.to_vec1::<f32>().unwrap().chunks_exact(3).map(|codes| codes.iter().sum()).collect()
