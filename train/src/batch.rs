@@ -3,6 +3,7 @@
 use std::borrow::Borrow;
 
 use candle_core::{Device, Result, Tensor};
+use laser_decode::Candidate;
 use rand::seq::SliceRandom;
 use rand::{Rng, SeedableRng};
 use rand_xoshiro::Xoshiro256PlusPlus;
@@ -144,18 +145,19 @@ impl Batch {
         let width = likely().count() / places.max(1);
         let ids: Vec<u32> =
             likely().map(|candidate| if candidate.token == NONE { 0 } else { candidate.token }).collect();
-        let probabilities = likely().map(|candidate| candidate.log_probability.exp());
-        let probabilities = Tensor::from_iter(probabilities, device)?.reshape((places, width))?;
-        let is_known = likely().map(|candidate| if candidate.token == NONE { 0.0f32 } else { 1.0 });
-        let is_known = Tensor::from_iter(is_known, device)?.reshape((places, width))?;
+        let numbers = |of: fn(&Candidate) -> f32| Tensor::from_iter(likely().map(of), device)?.reshape((places, width));
+        let of_known = |candidate: &Candidate| match candidate.token {
+            NONE => 0.0,
+            _ => candidate.log_probability.exp(),
+        };
         Ok(Self {
             tokens: Tensor::from_vec(tokens, (lessons.len(), length), device)?,
             before: Tensor::from_vec(before, places, device)?,
             labels: Labels {
                 text: Tensor::from_vec(text, (places, 1), device)?,
                 likely: Tensor::from_vec(ids, (places, width), device)?,
-                others: others(&probabilities)?,
-                probabilities: (probabilities * is_known)?,
+                others: others(&numbers(|candidate| candidate.log_probability.exp())?)?,
+                probabilities: numbers(of_known)?,
             },
             features: None,
             offsets: None,
@@ -200,7 +202,6 @@ pub(crate) fn steps(lessons: &[&Lesson], (tokens, window): (usize, usize), seed:
 
 #[cfg(test)]
 mod tests {
-    use laser_decode::Candidate;
     use proptest::prelude::*;
 
     use super::*;

@@ -194,7 +194,8 @@ fn the_engine_computes_what_the_network_does() {
 /// By token the log probabilities of logits `[places, own tokens]`; none of tokens that the draft model does not know.
 pub(super) fn by_token(job: &Job<'_>, logits: &Tensor) -> Vec<HashMap<Token, f32>> {
     let rows = candle_nn::ops::log_softmax(logits, 1).unwrap().to_vec2().unwrap();
-    rows.into_iter().map(|row| job.tokens().tokens().iter().copied().zip(row).collect()).collect()
+    let own = job.tokens();
+    rows.into_iter().map(|row: Vec<f32>| own.tokens().iter().copied().zip(row).collect()).collect()
 }
 
 /// The network with the weights that were written.
@@ -203,8 +204,8 @@ fn trained_network(job: &Job<'_>) -> Network {
     let network = Network::model(model_shape(job.config), (own.len(), true), 0, &Device::Cpu).unwrap();
     let file = job.folder().join("model.safetensors");
     let tensors = candle_core::safetensors::load(file, &Device::Cpu).unwrap();
+    let rows = Tensor::new(own.tokens(), &Device::Cpu).unwrap();
     for (name, weight) in network.weights() {
-        let rows = Tensor::new(own.tokens(), &Device::Cpu).unwrap();
         let written = &tensors[&name];
         let is_embedding = name == EMBEDDING;
         weight.set(&if is_embedding { written.index_select(&rows, 0).unwrap() } else { written.clone() }).unwrap();
