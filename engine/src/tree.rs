@@ -68,28 +68,34 @@ fn open(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError>
         return Ok(model);
     };
     let isq = options.isq_type(device)?;
-    let (config, own) = open_drafts(folder, options, (isq, device), &model.config)?;
+    let (config, own, tokens) = open_drafts(folder, options, (isq, device), &model.config)?;
     let own_name = if config.shape.medusa.is_some() { medusa::own_name } else { eagle::own_name };
     let format = model.format.and(format(options.dtype, isq, &config.shape));
-    let tokens = own.draft_tokens(config.shape.vocab_size)?;
     let weights = Box::new(SharedWeights { own, target: model.weights, own_name });
     Ok(Opened { config, format, weights, tokens, ..model })
 }
 
-/// The weights that draft from the features of a target, and the configuration that they make of the target's.
+/// What drafts from the features of a target: the configuration that it makes of the target's, its weights, and the
+/// tokens that it tells of if those are not all.
 fn open_drafts(
     folder: &Path,
     options: &EngineOptions,
     (isq, device): (Option<IsqType>, &Device),
     target: &ModelConfig,
-) -> Result<(ModelConfig, WeightFiles), EngineError> {
+) -> Result<(ModelConfig, WeightFiles, Option<Vec<Token>>), EngineError> {
     let dtype = options.dtype.dtype();
-    if let Some(file) = heads_in(folder) {
-        let heads = WeightFiles::open_file(&file, dtype, isq, device)?;
-        return Ok((medusa::config(&file, &heads, target)?, heads));
-    }
-    let layer = eagle::open(folder, dtype, isq, device)?;
-    Ok((eagle::config(folder, &layer, target)?, layer))
+    let (config, own) = match heads_in(folder) {
+        Some(file) => {
+            let heads = WeightFiles::open_file(&file, dtype, isq, device)?;
+            (medusa::config(&file, &heads, target)?, heads)
+        }
+        None => {
+            let layer = eagle::open(folder, dtype, isq, device)?;
+            (eagle::config(folder, &layer, target)?, layer)
+        }
+    };
+    let tokens = own.draft_tokens(config.shape.vocab_size)?;
+    Ok((config, own, tokens))
 }
 
 fn open_model(options: &EngineOptions, device: &Device) -> Result<Opened, EngineError> {
@@ -138,13 +144,19 @@ pub(super) fn gguf_types(path: &Path) -> Result<Vec<GgmlDType>, EngineError> {
     Ok(GgufWeights::open(path, DType::F32, &Device::Cpu)?.matrix_types().collect())
 }
 
-/// Refuses what is to draft from a model's features if it is of another width or vocabulary. Returns how many heads it
-/// is, if it is Medusa's. Reads configurations and the headers of weight files alone.
+/// Refuses a draft model whose list of its tokens is damaged, and what is to draft from a model's features also if it
+/// is of another width or vocabulary. Returns how many heads it is, if it is Medusa's. Reads configurations, the
+/// headers of weight files, and that list.
 ///
 /// # Errors
-/// Naming the file with both sizes; otherwise those of [`load`] that are about configurations.
+/// Naming the file, with both sizes or the tensor; otherwise those of [`load`] that are about configurations.
 pub fn check_drafts(options: &EngineOptions) -> Result<Option<usize>, EngineError> {
-    Ok(model_config(options)?.shape.medusa.map(|medusa| medusa.heads))
+    let shape = model_config(options)?.shape;
+    if options.drafts.is_none() && options.path.is_dir() {
+        let weights = WeightFiles::open(&options.path, options.dtype.dtype(), None, &Device::Cpu)?;
+        weights.draft_tokens(shape.vocab_size)?;
+    }
+    Ok(shape.medusa.map(|medusa| medusa.heads))
 }
 
 /// What a draft layer shares with its target.

@@ -136,7 +136,12 @@ impl DraftFiles {
 
 impl DraftWeights {
     async fn open_model(path: PathBuf, model: &ModelFiles) -> Result<Self> {
-        let files = tokio::task::spawn_blocking(move || ModelFiles::open(&path)).await??;
+        let files = tokio::task::spawn_blocking(move || {
+            let files = ModelFiles::open(&path)?;
+            laser_engine::check_drafts(&EngineOptions::new(files.path()))?;
+            anyhow::Ok(files)
+        });
+        let files = files.await??;
         let [own, target] = [&files, model].map(|files| Digest::from_bytes(files.tokenizer.fingerprint()));
         ensure!(
             own == target,

@@ -22,6 +22,10 @@ use crate::verdicts::{Verdicts, best_scale, log_loss};
 /// Texts by which the log odds are scaled that an acceptance head corrects: some 50,000 proposals for two numbers.
 const SCALE_TEXTS: usize = 128;
 
+/// Rises whenever the same texts and options would train another draft model, so that no checkpoint of an earlier build
+/// is taken up by other rules. 2: over the tokens of the texts alone.
+const RULES: u32 = 2;
+
 /// The share of a training over which the learning rate rises.
 const WARM_UP: f64 = 0.05;
 
@@ -80,7 +84,7 @@ impl Job<'_> {
         };
         let texts = [&self.learned, &self.held_out].map(|examples| tokens(examples));
         let target = (&self.target.digest, &self.target.tokenizer);
-        Digest::of_json(&(config, target, &self.draft, texts)).to_string()
+        Digest::of_json(&(RULES, config, target, &self.draft, texts)).to_string()
     }
 
     /// The tokens of all texts and prompts, and those that end a text: what the draft model is going to tell of.

@@ -4,7 +4,7 @@ use std::path::Path;
 
 use candle_core::{Device, Tensor};
 use laser_decode::{Candidate, TargetScores};
-use laser_engine::{Asked, DRAFT_TOKENS, DTypeOption, Engine, EngineOptions, Segment, load};
+use laser_engine::{Asked, DRAFT_TOKENS, DTypeOption, Engine, EngineOptions, Segment, check_drafts, load};
 use serde_json::json;
 
 use crate::{
@@ -115,11 +115,21 @@ fn fewer_tokens_than_are_asked_for_are_all_told() {
 
 #[test]
 fn tokens_that_are_none_are_refused() {
-    let mut model = TinyModel::new("Llama", json!({}));
-    for damaged in [&[][..], &[7, 7], &[9, 8], &[1, VOCAB as u32]] {
-        model.tensors.insert(DRAFT_TOKENS.into(), tensor(damaged));
-        let folder = folder(&model);
-        let error = load(&EngineOptions::new(folder.path())).err().unwrap().to_string();
-        assert!(error.contains("draft_tokens: not token ids below 4096 in ascending order"), "{damaged:?}: {error}");
+    let target = folder(&TinyModel::new("Llama", json!({})));
+    let models = [(TinyModel::new("Llama", json!({})), false), (layer(true), true)];
+    for (mut model, reads_features) in models {
+        for damaged in [&[][..], &[7, 7], &[9, 8], &[1, VOCAB as u32]] {
+            model.tensors.insert(DRAFT_TOKENS.into(), tensor(damaged));
+            let folder = folder(&model);
+            let options = match reads_features {
+                true => options(target.path(), folder.path()),
+                false => EngineOptions::new(folder.path()),
+            };
+            for error in [load(&options).err(), check_drafts(&options).err()] {
+                let error = error.unwrap().to_string();
+                let expected = "draft_tokens: not token ids below 4096 in ascending order";
+                assert!(error.contains(expected), "{damaged:?}: {error}");
+            }
+        }
     }
 }
