@@ -89,7 +89,7 @@ impl Bytes for Avx2 {
     }
     #[inline(always)]
     unsafe fn narrowed(_: __m256i) -> __m256i {
-        unsafe { Self::zero() }
+        unsafe { _mm256_setzero_si256() }
     }
     #[inline(always)]
     unsafe fn widened(sum: __m256i, total: __m256i) -> __m256i {
