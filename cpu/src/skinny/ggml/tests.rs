@@ -42,7 +42,12 @@ fn factors(format: Format) -> &'static [usize] {
 fn random_blocks(seed: u64, count: usize, format: Format, factor: impl Fn(u16) -> u16) -> Vec<u8> {
     let (_, bytes) = format.ggml_block().unwrap();
     let random = values(seed, count * bytes);
-    let mut blocks: Vec<u8> = random.iter().map(|value| value.to_bits().to_le_bytes()[1]).collect();
+    with_factors(random.iter().map(|value| value.to_bits().to_le_bytes()[1]).collect(), format, factor)
+}
+
+/// The same blocks, with f16 that are what `factor` makes of theirs.
+fn with_factors(mut blocks: Vec<u8>, format: Format, factor: impl Fn(u16) -> u16) -> Vec<u8> {
+    let (_, bytes) = format.ggml_block().unwrap();
     for block in blocks.chunks_exact_mut(bytes) {
         for at in factors(format) {
             let bits = u16::from_le_bytes([block[*at], block[*at + 1]]);
@@ -183,6 +188,24 @@ proptest! {
         for row in 0..rows {
             packed.multiply(&rows_of(&x[row * inputs..][..inputs], inputs), &mut alone);
             prop_assert_eq!(together.row(row), alone.row(0));
+        }
+    }
+}
+
+#[test]
+fn the_largest_products_of_a_block_are_summed() {
+    let (outputs, inputs) = (20, 256);
+    for ((format, dtype), byte) in FORMATS.iter().flat_map(|&format| [0, 0x0f, 0x7f, 0x80, 0xff].map(|b| (format, b))) {
+        let (of_block, bytes) = format.ggml_block().unwrap();
+        let blocks = with_factors(vec![byte; outputs * inputs / of_block * bytes], format, |_| 0x3c00);
+        let weights = dequantised(&blocks, outputs, inputs, dtype);
+        let packed = PackedMatrix::pack(&[Matrix::Blocks(blocks, format)], inputs);
+        for sign in [1.0, -1.0] {
+            let x = vec![127.0 * sign; 9 * inputs];
+            for (name, product, layout) in bytes_products(format) {
+                let y = run(product, Some(layout), &packed, &rows_of(&x, inputs));
+                check(&y, &weights, &x, inputs, &format!("{name} {format:?} {byte:#x}"));
+            }
         }
     }
 }
