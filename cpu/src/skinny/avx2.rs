@@ -21,6 +21,8 @@ pub(super) struct Avx2;
 impl Simd for Avx2 {
     type Register = __m256;
     const LANES: usize = 8;
+    // What the processor fetches by itself comes too late beside two rows already: four of 763M took 1.3 times as long.
+    const FEW: usize = 1;
     #[inline(always)]
     unsafe fn zero() -> __m256 {
         unsafe { _mm256_setzero_ps() }
@@ -48,6 +50,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: __m256) {
         unsafe { _mm256_storeu_ps(to, value) }
+    }
+    #[inline(always)]
+    fn fetch(from: *const u32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
     }
 }
 
@@ -137,6 +143,10 @@ impl Bytes for Avx2 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: __m256i) {
         unsafe { _mm256_storeu_si256(to.cast(), value) }
+    }
+    #[inline(always)]
+    fn fetch(from: *const u32) {
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.cast()) };
     }
 }
 

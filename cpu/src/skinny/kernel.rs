@@ -49,6 +49,8 @@ pub(super) trait Simd {
     const LANES: usize;
     /// Whether an element of x is a pair of bf16, as a word of the weights is. Then rows of x lie in tiles.
     const PAIRS: bool = false;
+    /// Rows of a tile up to which the processor fetches weights by itself, and as well.
+    const FEW: usize = 8;
     unsafe fn zero() -> Self::Register;
     unsafe fn load(from: *const u32) -> Self::Register;
     /// The low and the high halves of pairs of bf16.
@@ -63,9 +65,6 @@ pub(super) trait Simd {
 
 /// Words of weights that are fetched ahead: 4 kB.
 pub(super) const AHEAD: usize = 1024;
-
-/// Rows of a tile of elements up to which the processor fetches weights by itself, and as well.
-const FEW: usize = 8;
 
 /// How a tile of the product is computed.
 pub(super) trait Tile {
@@ -100,7 +99,7 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
             (Format::F32, _) | (Format::Bf16, true) => {
                 for input in 0..task.format.lines(task.inputs) {
                     let weights: [_; V] = std::array::from_fn(|v| S::load(w[v].add(input * PANEL)));
-                    if T > FEW {
+                    if T > S::FEW {
                         w.iter().for_each(|w| S::fetch(w.wrapping_add(input * PANEL + AHEAD)));
                     }
                     accumulate::<S, V, T>(&mut sums, &weights, &x, input * next_input);
@@ -109,6 +108,9 @@ unsafe fn tile<S: Simd, const V: usize, const T: usize>(task: &Task, first: usiz
             (Format::Bf16, false) => {
                 for pair in 0..task.inputs / 2 {
                     let weights: [_; V] = std::array::from_fn(|v| S::load_bf16(w[v].add(pair * PANEL)));
+                    if T > S::FEW {
+                        w.iter().for_each(|w| S::fetch(w.wrapping_add(pair * PANEL + AHEAD)));
+                    }
                     accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.0), &x, 2 * pair);
                     accumulate::<S, V, T>(&mut sums, &weights.map(|w| w.1), &x, 2 * pair + 1);
                 }
