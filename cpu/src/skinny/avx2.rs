@@ -94,25 +94,22 @@ impl Bytes for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn narrowed(_: __m256i) -> __m256i {
-        unsafe { _mm256_setzero_si256() }
+    unsafe fn dot_unsigned(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
+        unsafe { held(add_pairs(sum, _mm256_maddubs_epi16(weights, Self::word(x)))) }
     }
+    /// In 16 bits: of both halves of a lane, which have 16 products each, the lower one starts from -8 · Σ x. Its weights
+    /// are then -8 to 7, and with -8 times the other inputs it comes to at most 32 · 8 · 127, which 16 bits hold.
     #[inline(always)]
-    unsafe fn widened(sum: __m256i, total: __m256i) -> __m256i {
-        unsafe { add_pairs(total, sum) }
-    }
-    #[inline(always)]
-    unsafe fn dot_small(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
+    unsafe fn dot_nibbles(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
         unsafe { held(_mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, Self::word(x)))) }
     }
-    /// A quarter of that: weights are multiplied as 32 more.
     #[inline(always)]
-    unsafe fn start_of_6_bits(offset: *const f32) -> __m256i {
-        unsafe { _mm256_srai_epi32::<2>(Self::word(offset)) }
+    unsafe fn of_nibbles(start: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(start, _mm256_set1_epi32(0xffff)) }
     }
     #[inline(always)]
-    unsafe fn dot_of_6_bits(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
-        unsafe { Self::dot_small(sum, _mm256_add_epi8(weights, _mm256_set1_epi8(32)), x) }
+    unsafe fn sum_of_nibbles(sum: __m256i) -> __m256i {
+        unsafe { add_pairs(<Self as Bytes>::zero(), sum) }
     }
     #[inline(always)]
     unsafe fn bits<const SHIFT: u32>(value: __m256i, mask: u32) -> __m256i {
@@ -156,8 +153,8 @@ unsafe fn add_pairs(sum: __m256i, pairs: __m256i) -> __m256i {
     unsafe { _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1))) }
 }
 
-/// The same value, which has to be in a register here. Otherwise the compiler adds integers in another order, row by row
-/// over all lines of a block, whose weights and x are in memory meanwhile: two rows took 1.5 times as long.
+/// The same value, which has to be in a register here. Otherwise the compiler adds integers in another order, row by
+/// row over all lines of a block, whose weights and x are in memory meanwhile: two rows took 1.5 times as long.
 #[target_feature(enable = "avx2")]
 #[inline]
 unsafe fn held(mut value: __m256i) -> __m256i {

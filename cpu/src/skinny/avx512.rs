@@ -129,11 +129,11 @@ impl Bytes for Vnni {
     unsafe fn dot(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
         unsafe {
             let unsigned = _mm512_xor_si512(weights, _mm512_set1_epi8(-128));
-            _mm512_dpbusd_epi32(sum, unsigned, Self::word(x))
+            Self::dot_unsigned(sum, unsigned, x)
         }
     }
     #[inline(always)]
-    unsafe fn dot_small(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
+    unsafe fn dot_unsigned(sum: __m512i, weights: __m512i, x: *const f32) -> __m512i {
         unsafe { _mm512_dpbusd_epi32(sum, weights, Self::word(x)) }
     }
     #[inline(always)]

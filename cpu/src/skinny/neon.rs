@@ -87,7 +87,7 @@ impl<const DOT: bool> Bytes for Neon<DOT> {
         }
     }
     #[inline(always)]
-    unsafe fn dot_small(sum: uint32x4_t, weights: uint32x4_t, x: *const f32) -> uint32x4_t {
+    unsafe fn dot_unsigned(sum: uint32x4_t, weights: uint32x4_t, x: *const f32) -> uint32x4_t {
         // Up to 127 both readings of a byte are the same.
         unsafe { Self::dot(sum, weights, x) }
     }

@@ -90,7 +90,7 @@ impl Bytes for Arrays {
         })
     }
     #[inline(always)]
-    unsafe fn dot_small(sum: [u32; 4], weights: [u32; 4], x: *const f32) -> [u32; 4] {
+    unsafe fn dot_unsigned(sum: [u32; 4], weights: [u32; 4], x: *const f32) -> [u32; 4] {
         // SAFETY: the caller's; up to 127 both readings of a byte are the same.
         unsafe { Self::dot(sum, weights, x) }
     }

@@ -22,12 +22,6 @@ pub(super) const NIBBLES: u32 = 0x0f0f_0f0f;
 const SCALE: usize = BYTE_LINES;
 const SUM: usize = SCALE + 1;
 
-/// How often products of small weights are added in 16 bits: 2 · 15 · 127 eight times, 2 · 31 · 127 four times, and
-/// 2 · 63 · 127 twice are less than 2^15.
-const DOTS_OF_4_BITS: usize = 2 * NIBBLE_LINES;
-const DOTS_OF_5_BITS: usize = 4;
-const DOTS_OF_6_BITS: usize = 2;
-
 /// The registers of an instruction set that multiplies bytes.
 pub(super) trait Bytes {
     type Register: Copy;
@@ -40,32 +34,23 @@ pub(super) trait Bytes {
     unsafe fn word(from: *const f32) -> Self::Register;
     /// Adds the products of four weights of each lane and the four quants at `x`.
     unsafe fn dot(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register;
-    /// What small weights are summed to, for this total: the total itself, or zero where they are summed in 16 bits.
+    /// The same of weights from 0 to 127, for sums that start from 0.
+    unsafe fn dot_unsigned(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register;
+    /// The same of weights from 0 to 15, for the sum of one block: it starts from [`of_nibbles`](Self::of_nibbles), and
+    /// is what [`sum_of_nibbles`](Self::sum_of_nibbles) says.
     #[inline(always)]
-    unsafe fn narrowed(total: Self::Register) -> Self::Register {
-        total
+    unsafe fn dot_nibbles(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register {
+        // SAFETY: the caller's.
+        unsafe { Self::dot_unsigned(sum, weights, x) }
     }
-    /// The total, and what was summed since it was [narrowed](Self::narrowed).
+    /// What the sum of a block of nibbles is started from, for a start of 0 or -8 · Σ x.
     #[inline(always)]
-    unsafe fn widened(sum: Self::Register, _total: Self::Register) -> Self::Register {
+    unsafe fn of_nibbles(start: Self::Register) -> Self::Register {
+        start
+    }
+    #[inline(always)]
+    unsafe fn sum_of_nibbles(sum: Self::Register) -> Self::Register {
         sum
-    }
-    /// Adds the products of four small weights of each lane to what was [narrowed](Self::narrowed): of weights from 0
-    /// to 15 at most [eight times](DOTS_OF_4_BITS), of those from 0 to 31 [four times](DOTS_OF_5_BITS). Four quants at
-    /// `x` are at most 127 each, so 16 bits hold as many pairs of products.
-    unsafe fn dot_small(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register;
-    /// What the sum of a block of weights from -32 to 31 starts from, given -128 · Σ x.
-    #[inline(always)]
-    unsafe fn start_of_6_bits(offset: *const f32) -> Self::Register {
-        // SAFETY: the caller's.
-        unsafe { Self::start(offset) }
-    }
-    /// Adds the products of four weights from -32 to 31 of each lane to what was [narrowed](Self::narrowed), at most
-    /// [twice](DOTS_OF_6_BITS).
-    #[inline(always)]
-    unsafe fn dot_of_6_bits(sum: Self::Register, weights: Self::Register, x: *const f32) -> Self::Register {
-        // SAFETY: the caller's.
-        unsafe { Self::dot(sum, weights, x) }
     }
     /// The bits from `SHIFT` on that `mask` has.
     unsafe fn bits<const SHIFT: u32>(value: Self::Register, mask: u32) -> Self::Register;
@@ -249,7 +234,7 @@ impl Block for Q4 {
         // SAFETY: the caller's.
         unsafe {
             // Quants are multiplied from 0 to 15, 8 more than they stand for.
-            let sums = nibble_dots::<B, V, T>(w, x, Some(SUM));
+            let sums = nibble_dots::<B, V, T>(w, x, started::<B, V, T>(x, SUM, B::word));
             scale::<B, V, T>(sums, lines_of::<B, V>(w, NIBBLE_LINES), x, totals);
         }
     }
@@ -272,7 +257,7 @@ impl Block for Q4K {
     ) {
         // SAFETY: the caller's.
         unsafe {
-            let sums = nibble_dots::<B, V, T>(w, x, None);
+            let sums = nibble_dots::<B, V, T>(w, x, [[B::zero(); V]; T]);
             let (scales, minima) = q4k_scales::<B, V>(w, number);
             scale::<B, V, T>(sums, scales, x, totals);
             subtract::<B, V, T>(minima, x, totals);
@@ -298,13 +283,9 @@ impl Block for Q5K {
         // SAFETY: the caller's.
         unsafe {
             let mut sums = [[B::zero(); V]; T];
-            for first in (0..BYTE_LINES).step_by(DOTS_OF_5_BITS) {
-                let mut narrow = narrowed::<B, V, T>(sums);
-                for line in first..first + DOTS_OF_5_BITS {
-                    let weights = lines_of::<B, V>(w, line);
-                    dots(&mut narrow, weights, moved(x, line * T), |sum, w, x| B::dot_small(sum, w, x));
-                }
-                sums = widened::<B, V, T>(narrow, sums);
+            for line in 0..BYTE_LINES {
+                let weights = lines_of::<B, V>(w, line);
+                dots(&mut sums, weights, moved(x, line * T), |sum, w, x| B::dot_unsigned(sum, w, x));
             }
             scale::<B, V, T>(sums, lines_of::<B, V>(w, BYTE_LINES), x, totals);
             subtract::<B, V, T>(lines_of::<B, V>(w, BYTE_LINES + 1), x, totals);
@@ -331,14 +312,10 @@ impl Block for Q6K {
         // SAFETY: the caller's.
         unsafe {
             for half in 0..2 {
-                let mut sums = started::<B, V, T>(x, SUM + half, B::start_of_6_bits);
-                for first in (half * BYTE_LINES / 2..(half + 1) * BYTE_LINES / 2).step_by(DOTS_OF_6_BITS) {
-                    let mut narrow = narrowed::<B, V, T>(sums);
-                    for line in first..first + DOTS_OF_6_BITS {
-                        let weights = lines_of::<B, V>(w, line);
-                        dots(&mut narrow, weights, moved(x, line * T), |sum, w, x| B::dot_of_6_bits(sum, w, x));
-                    }
-                    sums = widened::<B, V, T>(narrow, sums);
+                let mut sums = started::<B, V, T>(x, SUM + half, B::start);
+                for line in half * BYTE_LINES / 2..(half + 1) * BYTE_LINES / 2 {
+                    let weights = lines_of::<B, V>(w, line);
+                    dots(&mut sums, weights, moved(x, line * T), |sum, w, x| B::dot(sum, w, x));
                 }
                 scale::<B, V, T>(sums, lines_of::<B, V>(w, BYTE_LINES + half), x, totals);
             }
@@ -367,56 +344,40 @@ pub(super) unsafe fn q4k_scales<B: Bytes, const V: usize>(
     }
 }
 
-/// The sums of a block's quants from 0 to 15, which start from the words of the block there, if they do not from zero.
+/// `sums` and the products of a block's quants from 0 to 15.
 ///
 /// Loops rather than `map`: a closure over six registers was called, not inlined, and one row took eight times as long
-/// as two.
+/// as two. A loop over `flatten` leaves the sums in memory: two rows and more took twice as long.
 #[inline(always)]
 unsafe fn nibble_dots<B: Bytes, const V: usize, const T: usize>(
     w: [*const u32; V],
     x: [*const f32; T],
-    start: Option<usize>,
+    mut sums: Sums<B, V, T>,
 ) -> Sums<B, V, T> {
     // SAFETY: the caller's.
     unsafe {
-        let totals = || match start {
-            Some(word) => started::<B, V, T>(x, word, B::word),
-            None => [[B::zero(); V]; T],
-        };
-        let mut narrow = narrowed::<B, V, T>(totals());
-        for line in 0..DOTS_OF_4_BITS / 2 {
+        for sum in &mut sums {
+            for sum in sum {
+                *sum = B::of_nibbles(*sum);
+            }
+        }
+        for line in 0..NIBBLE_LINES {
             for (v, w) in w.iter().enumerate() {
                 let both = line_of::<B>(*w, line);
                 let (early, late) = (B::bits::<0>(both, NIBBLES), B::bits::<4>(both, NIBBLES));
-                for (sums, x) in narrow.iter_mut().zip(x) {
-                    let sum = B::dot_small(sums[v], early, x.add(line * T));
-                    sums[v] = B::dot_small(sum, late, x.add((NIBBLE_LINES + line) * T));
+                for (sums, x) in sums.iter_mut().zip(x) {
+                    let sum = B::dot_nibbles(sums[v], early, x.add(line * T));
+                    sums[v] = B::dot_nibbles(sum, late, x.add((NIBBLE_LINES + line) * T));
                 }
             }
         }
-        widened::<B, V, T>(narrow, totals())
+        for sum in &mut sums {
+            for sum in sum {
+                *sum = B::sum_of_nibbles(*sum);
+            }
+        }
     }
-}
-
-/// [`Bytes::narrowed`] of all sums.
-#[inline(always)]
-unsafe fn narrowed<B: Bytes, const V: usize, const T: usize>(mut totals: Sums<B, V, T>) -> Sums<B, V, T> {
-    // SAFETY: the caller's.
-    totals.iter_mut().flatten().for_each(|total| *total = unsafe { B::narrowed(*total) });
-    totals
-}
-
-/// [`Bytes::widened`] of all sums.
-#[inline(always)]
-unsafe fn widened<B: Bytes, const V: usize, const T: usize>(
-    mut narrow: Sums<B, V, T>,
-    totals: Sums<B, V, T>,
-) -> Sums<B, V, T> {
-    for (sum, total) in narrow.iter_mut().flatten().zip(totals.iter().flatten()) {
-        // SAFETY: the caller's.
-        *sum = unsafe { B::widened(*sum, *total) };
-    }
-    narrow
+    sums
 }
 
 #[inline(always)]
