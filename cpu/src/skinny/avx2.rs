@@ -97,8 +97,8 @@ impl Bytes for Avx2 {
     unsafe fn dot_unsigned(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
         unsafe { held(add_pairs(sum, _mm256_maddubs_epi16(weights, Self::word(x)))) }
     }
-    /// In 16 bits: of both halves of a lane, which have 16 products each, the lower one starts from -8 · Σ x. Its weights
-    /// are then -8 to 7, and with -8 times the other inputs it comes to at most 32 · 8 · 127, which 16 bits hold.
+    /// In 16 bits: of both halves of a lane, which have 16 products each, the lower one starts from -8 · Σ x. Its
+    /// weights are then -8 to 7, and with -8 times the other inputs it comes to at most 32 · 8 · 127, which fits.
     #[inline(always)]
     unsafe fn dot_nibbles(sum: __m256i, weights: __m256i, x: *const f32) -> __m256i {
         unsafe { held(_mm256_add_epi16(sum, _mm256_maddubs_epi16(weights, Self::word(x)))) }
