@@ -21,7 +21,7 @@ pub(super) struct Avx2;
 impl Simd for Avx2 {
     type Register = __m256;
     const LANES: usize = 8;
-    // What the processor fetches by itself comes too late beside two rows already: four of 763M took 1.3 times as long.
+    // What the processor fetches by itself comes too late beside a few rows already: four took 1.2 times as long.
     const FEW: usize = 1;
     #[inline(always)]
     unsafe fn zero() -> __m256 {
