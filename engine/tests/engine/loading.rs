@@ -220,8 +220,8 @@ fn truncated_gguf_and_unknown_gguf_architecture_are_refused() {
     refused(&file, &["architecture falcon is not supported by the tree engine", "engine = \"mistralrs\""]);
 }
 
-/// The fixture's checkpoint is bf16, so both precisions hold the same weights. Arithmetic is f32 in both, but for what
-/// AVX512-BF16 rounds before it multiplies.
+/// The fixture's checkpoint is bf16, so both precisions hold the same weights. Beside bf16 keys and values are rounded to
+/// it, and rows as well where the processor multiplies pairs.
 #[test]
 fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let tokens = Random::new(4).tokens(60);
@@ -230,11 +230,7 @@ fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let mut bf16 = laser_engine::load(&bf16).unwrap();
     assert_eq!(bf16.info().dtype, "bf16");
     let got = sequential(bf16.as_mut(), &tokens);
-    #[cfg(target_arch = "x86_64")]
-    if is_x86_feature_detected!("avx512bf16") && is_x86_feature_detected!("avx512bw") {
-        return assert_within(&got, &expected, 0.1, "bf16");
-    }
-    assert_eq!(got, expected);
+    assert_within(&got, &expected, 0.1, "bf16");
 }
 
 #[test]
