@@ -220,8 +220,8 @@ fn truncated_gguf_and_unknown_gguf_architecture_are_refused() {
     refused(&file, &["architecture falcon is not supported by the tree engine", "engine = \"mistralrs\""]);
 }
 
-/// The fixture's checkpoint is bf16, so both precisions hold the same weights. Beside bf16 keys and values are rounded to
-/// it, and rows as well where the processor multiplies pairs.
+/// The fixture's checkpoint is bf16, so both precisions hold the same weights. Beside bf16 keys and values are rounded
+/// to it, and rows as well where the processor multiplies pairs.
 #[test]
 fn bf16_weights_give_the_scores_of_the_same_weights_in_f32() {
     let tokens = Random::new(4).tokens(60);
