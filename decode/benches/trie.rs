@@ -159,8 +159,13 @@ fn children(criterion: &mut Criterion, items: &str, tries: &Tries) {
             let stock = stock(trie, out);
             let seen = Seen::new(trie, &stock, &seen_leaves(trie, seen));
             let allowed = Allowed::new(trie, &stock, &seen);
-            bench(&format!("allowed, {name}"), &|at| {
-                allowed.children_with_codes(nodes[at]).map(|(code, _)| u32::from(code)).sum()
+            let children = |node: &u32| allowed.children_with_codes(*node).map(|(code, _)| u32::from(code)).sum::<u32>();
+            bench(&format!("allowed, {name}"), &|at| children(&nodes[at]));
+            bench(&format!("allowed, {name}, {BEAMS} nodes"), &|at| {
+                let from = at * BEAMS % (PLACES - BEAMS);
+                let nodes = &nodes[from..from + BEAMS];
+                allowed.fetch(nodes.iter().copied());
+                nodes.iter().map(children).sum()
             });
         }
         bench("constraint-decoding-trie, its table", &|at| {
@@ -284,7 +289,9 @@ fn steps(criterion: &mut Criterion, items: &str, tries: &Tries) {
             b.iter(|| {
                 let allowed = Allowed::new(trie, &stock, &seen);
                 let children = |node: u32| allowed.children_with_codes(node);
-                step(&beams[next()], &scores, &mut candidates, children)
+                let beams = &beams[next()];
+                allowed.fetch(beams.iter().map(|&(node, _)| node));
+                step(beams, &scores, &mut candidates, children)
             });
         });
         group.bench_function("constraint-decoding-trie, its table", |b| {

@@ -249,6 +249,7 @@ impl BeamSearch {
     ) -> Ranked {
         let from = before.map_or(&self.beams[..], Ranked::drafted);
         let (mut candidates, mut children, mut shares) = (Vec::new(), Vec::new(), Vec::new());
+        allowed.fetch(from.iter().map(|beam| beam.node).filter(|node| !self.known.contains_key(node)));
         for beam in from {
             if let Some(known) = self.known.get(&beam.node) {
                 self.extend(beam, known, &mut candidates);

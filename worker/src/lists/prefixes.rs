@@ -16,6 +16,15 @@ enum Place {
     Prefix(u32),
 }
 
+impl Place {
+    fn prefix(self) -> Option<u32> {
+        match self {
+            Self::Prefix(node) => Some(node),
+            Self::Prompt => None,
+        }
+    }
+}
+
 /// The tree of a list in an engine: what it holds, and the segment of the step under way.
 pub(super) struct PrefixTree {
     pub(super) slot: Slot,
@@ -89,8 +98,10 @@ impl PrefixTree {
         for node in prefixes {
             self.add(node, catalogue, &mut there);
         }
-        for place in &self.places[self.chunk.saturating_sub(1)..] {
-            if let Place::Prefix(node) = *place {
+        let places = &self.places[self.chunk.saturating_sub(1)..];
+        allowed.fetch(places.iter().filter_map(|place| place.prefix()));
+        for place in places {
+            if let Some(node) = place.prefix() {
                 catalogue.tokens_below(allowed, node, &mut self.asked);
             }
             self.ends.push(self.asked.len());
@@ -99,11 +110,7 @@ impl PrefixTree {
 
     /// Where the prefixes are that the engine holds.
     fn there(&self) -> HashMap<u32, usize> {
-        let prefix = |(at, place): (usize, &Place)| match place {
-            Place::Prefix(node) => Some((*node, at)),
-            Place::Prompt => None,
-        };
-        self.held.iter().enumerate().filter_map(prefix).collect()
+        self.held.iter().zip(0..).filter_map(|(place, at)| Some((place.prefix()?, at))).collect()
     }
 
     /// The place of a prefix, which is added with those before it if it is missing.
@@ -131,10 +138,7 @@ impl PrefixTree {
 
     /// The prefixes that the segment computed, with the log probabilities of their allowed children, in their order.
     pub(super) fn scored<'a>(&'a self, scores: &'a Scores) -> impl Iterator<Item = (u32, &'a [f32])> {
-        self.places.iter().enumerate().filter_map(|(at, place)| match place {
-            Place::Prefix(node) => Some((*node, scores.asked(at))),
-            Place::Prompt => None,
-        })
+        self.places.iter().zip(0..).filter_map(|(place, at)| Some((place.prefix()?, scores.asked(at))))
     }
 
     /// The nodes of the engine's tree that later steps need: what leads to the beams, and what was computed below
