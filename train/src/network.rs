@@ -75,17 +75,7 @@ impl Network {
         (target, tokens): (&TargetParts, &[Token]),
         device: &Device,
     ) -> Result<Self> {
-        let of = &target.shape;
-        let shape = Shape {
-            hidden: of.hidden_size,
-            inner: of.intermediate_size,
-            layers: 1,
-            heads: of.heads,
-            kv_heads: of.kv_heads,
-            head_dim: of.head_dim,
-            rope_theta: f64::from(of.rope_theta),
-            norm_eps: of.norm_eps,
-        };
+        let shape = shape_of(target, 1);
         let mut initial = Initial::new(config.seed, device);
         let embedding = table(target, &target.embedding, tokens, device)?;
         let head = vocabulary(target, tokens, device)?;
@@ -102,17 +92,7 @@ impl Network {
         (target, tokens): (&TargetParts, &[Token]),
         device: &Device,
     ) -> Result<Self> {
-        let of = &target.shape;
-        let shape = Shape {
-            hidden: of.hidden_size,
-            inner: of.intermediate_size,
-            layers: 0,
-            heads: of.heads,
-            kv_heads: of.kv_heads,
-            head_dim: of.head_dim,
-            rope_theta: f64::from(of.rope_theta),
-            norm_eps: of.norm_eps,
-        };
+        let shape = shape_of(target, 0);
         let initial = Initial::new(config.seed, device);
         let heads = (0..config.medusa_heads).map(|_| initial.blocks(shape.hidden, 1)).collect::<Result<_>>()?;
         let vocabulary = Vocabulary::Shared(vocabulary(target, tokens, device)?);
@@ -246,6 +226,21 @@ fn head_passes(batch: &Batch, vocabulary: &Vocabulary, heads: &[Blocks]) -> Resu
         before = Tensor::cat(&[before.narrow(1, 0, 1)?, before.narrow(1, 0, length - 1)?], 1)?;
     }
     Ok(found)
+}
+
+/// The shape of so many of the target's own layers.
+fn shape_of(target: &TargetParts, layers: usize) -> Shape {
+    let of = &target.shape;
+    Shape {
+        hidden: of.hidden_size,
+        inner: of.intermediate_size,
+        layers,
+        heads: of.heads,
+        kv_heads: of.kv_heads,
+        head_dim: of.head_dim,
+        rope_theta: f64::from(of.rope_theta),
+        norm_eps: of.norm_eps,
+    }
 }
 
 /// `[tokens, hidden]`: the rows of these tokens of a matrix of the target's.
