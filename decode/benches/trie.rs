@@ -159,7 +159,8 @@ fn children(criterion: &mut Criterion, items: &str, tries: &Tries) {
             let stock = stock(trie, out);
             let seen = Seen::new(trie, &stock, &seen_leaves(trie, seen));
             let allowed = Allowed::new(trie, &stock, &seen);
-            let children = |node: &u32| allowed.children_with_codes(*node).map(|(code, _)| u32::from(code)).sum::<u32>();
+            let children =
+                |node: &u32| allowed.children_with_codes(*node).map(|(code, _)| u32::from(code)).sum::<u32>();
             bench(&format!("allowed, {name}"), &|at| children(&nodes[at]));
             bench(&format!("allowed, {name}, {BEAMS} nodes"), &|at| {
                 let from = at * BEAMS % (PLACES - BEAMS);
