@@ -85,6 +85,12 @@ pub struct DrafterError {
 }
 
 impl Drafter {
+    /// Whether it drafts from a pool, if there is one.
+    #[must_use]
+    pub fn reads_pools(&self) -> bool {
+        matches!(self, Self::RawFrequency { .. } | Self::Blended { .. })
+    }
+
     /// Checks that every option is in its range.
     ///
     /// # Errors

@@ -6,7 +6,7 @@ mod threads;
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_decode::{Alignment, TargetScores, Terms, chain_parents};
+use laser_decode::{Alignment, PoolMeta, TargetScores, Terms, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_grammar::{Grammar, Parser};
 use laser_model::Tokenizer;
@@ -503,6 +503,14 @@ impl Generator {
 impl TextGenerator for Generator {
     fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    fn pool_meta(&self) -> Option<PoolMeta> {
+        let end_of_text = *self.options.end_of_text.first()?;
+        let vocab_size = u32::try_from(self.engine.info().vocab_size).ok()?;
+        let meta =
+            || PoolMeta { name: "tonight".into(), tokenizer: self.tokenizer.fingerprint(), vocab_size, end_of_text };
+        self.options.drafter.reads_pools().then(meta)
     }
 
     fn batch(&self) -> usize {

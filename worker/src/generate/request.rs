@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use laser_decode::Pool;
+use laser_decode::{Pool, PoolMeta};
 use laser_engine::EngineError;
 use laser_grammar::GrammarError;
 use laser_model::{ModelError, Tokenizer};
@@ -184,6 +184,11 @@ pub enum GenerateError {
 pub trait TextGenerator: Send {
     /// The tokenizer of texts and prompts.
     fn tokenizer(&self) -> &Tokenizer;
+
+    /// What a pool of its texts is, if it drafts from pools.
+    fn pool_meta(&self) -> Option<PoolMeta> {
+        None
+    }
 
     /// Requests that are worked on at once, at most.
     fn batch(&self) -> usize;

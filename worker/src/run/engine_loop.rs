@@ -1,16 +1,18 @@
 //! The engine loop: one thread that keeps its batch full across shards.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
+use laser_decode::Pool;
 use laser_schema::Kind;
-use laser_schema::job::{Lease, Policy, ShardRow};
+use laser_schema::job::{Lease, Policy, ShardJob, ShardRow};
 use laser_schema::knowledge::Figures;
 use tokio::sync::mpsc;
 
 use super::context::{RunContext, Stop};
-use super::open_shard::{OpenShard, RowError, with_end};
+use super::open_shard::{OpenShard, Place, RowError, with_end};
+use super::tonight::Tonight;
 use super::{Done, Loaded};
 use crate::audit::audit;
 use crate::error::WorkerError;
@@ -25,6 +27,9 @@ pub(super) struct EngineLoop {
     pub(super) stop: Stop,
     pub(super) done: mpsc::Sender<Done>,
     pub(super) open: HashMap<u32, OpenShard>,
+    /// Texts of open shards that the generator has not been asked for, with the numbers of their shards.
+    pub(super) queued: VecDeque<(u32, Place)>,
+    pub(super) tonight: Tonight,
 }
 
 /// An audit that waits until nothing else is open.
@@ -36,7 +41,7 @@ impl EngineLoop {
         let mut waiting: Option<WaitingAudit> = None;
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
-            while waiting.is_none() && self.generator.load() < self.generator.batch() {
+            while waiting.is_none() && self.generator.load() + self.queued.len() < self.generator.batch() {
                 let idle = self.open.is_empty();
                 let next = match idle {
                     true => load.blocking_recv(),
@@ -56,6 +61,7 @@ impl EngineLoop {
             {
                 self.audit(audit);
             }
+            self.submit();
             self.step();
         }
     }
@@ -70,27 +76,23 @@ impl EngineLoop {
             Work::Audit(rows) => Some((loaded.lease, rows)),
             Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
-                let samples = self.context.run.plan.spec.samples();
-                self.open_shard(OpenShard::new(loaded.lease, rows, policy, samples));
+                let open = OpenShard::new(loaded.lease, rows, policy, &self.context.run.plan.spec);
+                let is_by_tonight = self.drafts_by_tonight(&open.lease.job);
+                self.open_shard(if is_by_tonight { open.strict() } else { open });
                 None
             }
         }
     }
 
-    fn open_shard(&mut self, mut open: OpenShard) {
+    /// Whether the texts of a shard draft from those of the night: there is no pool for them.
+    fn drafts_by_tonight(&self, job: &ShardJob) -> bool {
+        self.tonight.is_kept() && !self.context.pools.contains_key(&job.pool)
+    }
+
+    fn open_shard(&mut self, open: OpenShard) {
         let shard = open.lease.job.shard;
         let shared = self.share_prefix(&open.rows);
-        let samples = open.samples;
-        for (index, sample) in (0..open.rows.len()).flat_map(|index| (0..samples).map(move |sample| (index, sample))) {
-            let id = (u64::from(shard) << 32) | (index as u64 * u64::from(samples) + u64::from(sample));
-            match self.request(&open.rows[index], (id, sample), (open.lease.job.kind, open.policy)) {
-                Ok(request) => {
-                    open.previous[index] = request.previous.len() as u64;
-                    self.generator.submit(request);
-                }
-                Err(error) => open.fail((index, sample), error),
-            }
-        }
+        self.queued.extend(open.places().map(|place| (shard, place)));
         self.open.insert(shard, open);
         match shared {
             Ok(()) => self.close_if_done(shard),
@@ -108,11 +110,33 @@ impl EngineLoop {
         Ok(())
     }
 
+    /// Asks the generator for queued texts as far as its batch has room: each drafts from what has been written until
+    /// it begins.
+    fn submit(&mut self) {
+        while self.generator.load() < self.generator.batch()
+            && let Some((shard, place)) = self.queued.pop_front()
+        {
+            let Some(mut open) = self.open.remove(&shard) else { continue };
+            let (job, policy) = (&open.lease.job, open.policy);
+            let pool = self.context.pools.get(&job.pool).cloned().or_else(|| self.tonight.pool(job.kind));
+            match self.request(&open.rows[place.0], (open.id(place), place.1), (job.kind, policy), pool) {
+                Ok(request) => {
+                    open.previous[place.0] = request.previous.len() as u64;
+                    self.generator.submit(request);
+                }
+                Err(error) => open.fail(place, error),
+            }
+            self.open.insert(shard, open);
+            self.close_if_done(shard);
+        }
+    }
+
     fn request(
         &self,
         row: &ShardRow,
         (id, sample): (u64, u32),
         (kind, policy): (Kind, Policy),
+        pool: Option<Pool>,
     ) -> Result<Request, RowError> {
         if let Some(reason) = &row.error {
             return Err(RowError::new("plan", reason.clone()));
@@ -123,7 +147,7 @@ impl EngineLoop {
             id,
             prompt: row.prompt.clone(),
             previous: tokens.map_err(|error| RowError::new("generate", error.to_string()))?,
-            pool: self.context.pools.get(&row.pool).cloned(),
+            pool,
             plain: false,
             strict: policy == Policy::Strict,
             key: self.context.run.plan.spec.sampling.map_or(0, |sampling| sampling.key(kind, &row.entity_id, sample)),
@@ -155,12 +179,18 @@ impl EngineLoop {
         let Some(open) = self.open.get_mut(&shard) else {
             return;
         };
-        let place = ((place / open.samples) as usize, place % open.samples);
+        let place = open.place(place);
         match result {
             Ok(text) if text.text.trim().is_empty() && text.items.is_empty() => {
                 open.fail(place, RowError::new("generate", "the model's text is empty"));
             }
-            Ok(text) => open.add(place, &text, &self.context),
+            Ok(text) => {
+                open.add(place, &text, &self.context);
+                let job = &open.lease.job;
+                if !self.context.pools.contains_key(&job.pool) {
+                    self.tonight.add(job.kind, &open.rows[place.0].entity_id, &text.tokens);
+                }
+            }
             Err(error) => open.fail(place, RowError::new("generate", error.to_string())),
         }
         self.close_if_done(shard);
@@ -180,6 +210,7 @@ impl EngineLoop {
     /// Starts the engine anew; every shard that is open has failed.
     fn fail_all(&mut self, error: &WorkerError) {
         self.generator.reset();
+        self.queued.clear();
         for (_, open) in std::mem::take(&mut self.open) {
             self.finish_shard(open.lease, Output::Failed(error.to_string()));
         }
@@ -187,6 +218,7 @@ impl EngineLoop {
 
     fn release_all(&mut self, audit: Option<WaitingAudit>) {
         self.generator.reset();
+        self.queued.clear();
         let open = std::mem::take(&mut self.open).into_values().map(|open| open.lease);
         for lease in open.chain(audit.map(|(lease, _)| lease)) {
             self.finish_shard(lease, Output::Released);
@@ -194,11 +226,13 @@ impl EngineLoop {
     }
 
     fn audit(&mut self, (lease, rows): WaitingAudit) {
-        let policy = self.context.run.plan.spec.verification;
-        let requests: Vec<(&ShardRow, Request)> = rows
-            .iter()
-            .filter_map(|row| Some((row, self.request(row, (0, 0), (lease.job.kind, policy)).ok()?)))
-            .collect();
+        let job = &lease.job;
+        let is_by_tonight = self.drafts_by_tonight(job);
+        let policy = if is_by_tonight { Policy::Strict } else { self.context.run.plan.spec.verification };
+        let of_tonight = || self.tonight.without(job.kind, rows.iter().map(|row| &row.entity_id));
+        let pool = self.context.pools.get(&job.pool).cloned().or_else(of_tonight);
+        let request = |row| self.request(row, (0, 0), (job.kind, policy), pool.clone()).ok();
+        let requests: Vec<(&ShardRow, Request)> = rows.iter().filter_map(|row| Some((row, request(row)?))).collect();
         let (plan, trie) = (&self.context.run.plan, self.context.trie());
         let figures = |row: &ShardRow, request: &Request, text: &Generated| {
             let record = part::record(plan, row, policy, (request.pool.as_ref(), trie), text);

@@ -14,8 +14,9 @@ mod engine_loop;
 mod held;
 mod intake;
 mod open_shard;
+mod tonight;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
 use laser_schema::job::{Lease, Queue};
@@ -31,6 +32,7 @@ use commit::Committer;
 use engine_loop::EngineLoop;
 use held::{Held, heartbeats};
 use intake::Intake;
+use tonight::Tonight;
 
 /// A leased shard whose input was read.
 struct Loaded {
@@ -64,7 +66,9 @@ pub async fn run_worker<Q: Queue + 'static>(
         let run = Span::current();
         tokio::task::spawn_blocking(move || {
             let _entered = run.entered();
-            EngineLoop { context, generator, stop, done: done_tx, open: HashMap::default() }.run(load_rx)
+            let tonight = Tonight::new(generator.pool_meta());
+            let (open, queued) = (HashMap::new(), VecDeque::new());
+            EngineLoop { context, generator, stop, done: done_tx, open, queued, tonight }.run(load_rx)
         })
     };
     let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use laser_schema::job::{Lease, Policy, ShardRow};
+use laser_schema::job::{Lease, Policy, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, Figures, KnowledgeRecord};
 use tracing::{Span, info_span};
 
@@ -15,12 +15,14 @@ pub(super) struct OpenShard {
     pub(super) lease: Lease,
     pub(super) rows: Vec<ShardRow>,
     pub(super) policy: Policy,
+    /// Whether that is because a guard was breached.
+    is_fallback: bool,
     /// Tokens of each row's earlier text.
     pub(super) previous: Vec<u64>,
     /// Texts without a result.
     pub(super) left: usize,
     /// Texts of a row.
-    pub(super) samples: u32,
+    samples: u32,
     results: Vec<Option<Result<KnowledgeRecord, ErrorRecord>>>,
     /// Of each row the texts beside the first.
     others: Vec<Vec<String>>,
@@ -45,7 +47,9 @@ impl RowError {
 }
 
 impl OpenShard {
-    pub(super) fn new(lease: Lease, rows: Vec<ShardRow>, policy: Policy, samples: u32) -> Self {
+    /// A shard whose texts are verified by this rule, which is the specification's unless a guard was breached.
+    pub(super) fn new(lease: Lease, rows: Vec<ShardRow>, policy: Policy, spec: &Spec) -> Self {
+        let samples = spec.samples();
         let others = samples as usize - 1;
         Self {
             _generating: info_span!(target: "laser::trace", "generate", rows = rows.len()),
@@ -57,8 +61,30 @@ impl OpenShard {
             previous: vec![0; rows.len()],
             figures: BTreeMap::new(),
             policy,
+            is_fallback: policy != spec.verification,
             rows,
         }
+    }
+
+    /// The same, verified strictly.
+    pub(super) fn strict(self) -> Self {
+        Self { policy: Policy::Strict, ..self }
+    }
+
+    /// All its texts.
+    pub(super) fn places(&self) -> impl Iterator<Item = Place> + use<> {
+        let samples = self.samples;
+        (0..self.rows.len()).flat_map(move |index| (0..samples).map(move |sample| (index, sample)))
+    }
+
+    /// The number of a text among all of the worker's.
+    pub(super) fn id(&self, (index, sample): Place) -> u64 {
+        (u64::from(self.lease.job.shard) << 32) | (index as u64 * u64::from(self.samples) + u64::from(sample))
+    }
+
+    /// The text whose number among those of the shard this is.
+    pub(super) fn place(&self, number: u32) -> Place {
+        ((number / self.samples) as usize, number % self.samples)
     }
 
     /// Takes over a row's text, or another sample of it.
@@ -68,8 +94,7 @@ impl OpenShard {
             part::record(&context.run.plan, row, self.policy, (context.pools.get(&row.pool), context.trie()), text);
         let previous = with_end(self.previous[index], text.stop);
         let figures = Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) };
-        let fallback = self.policy != context.run.plan.spec.verification;
-        context.progress.text(self.lease.job.kind, &record.pool, &figures, fallback);
+        context.progress.text(self.lease.job.kind, &record.pool, &figures, self.is_fallback);
         self.figures.entry(record.pool.clone()).or_default().add(&figures);
         self.left -= 1;
         match sample.checked_sub(1) {
