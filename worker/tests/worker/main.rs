@@ -12,4 +12,5 @@ mod lists;
 mod planned;
 mod run;
 mod support;
+mod tonight;
 mod watch;
