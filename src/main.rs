@@ -482,7 +482,7 @@ async fn run(config: &Config) -> Result<u8> {
     let drain = drain_on_signal()?;
     let mut display = Display::new();
     if let Some((last_night, tonight)) = demo::nights(config)? {
-        print("Demo, last night: a first night, without pools.\n")?;
+        print("Demo, last night: a first night. There are no pools, so its texts are drafts of each other.\n")?;
         let code = run_night(&last_night, &mut display, &drain).await?;
         if code != 0 {
             return Ok(code);

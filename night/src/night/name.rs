@@ -137,7 +137,8 @@ impl Night<'_> {
         let paths: Vec<&str> = begun.previous.iter().map(|s| s.path.as_str()).collect();
         progress.finish_with(&match paths.as_slice() {
             [] => format!(
-                "a first night: no complete night before {} in {}, so no previous texts and no pools",
+                "a first night: no complete night before {} in {}, so no previous texts and no pools; tonight's texts \
+                 draft from those before them",
                 begun.date,
                 self.home.url()
             ),
