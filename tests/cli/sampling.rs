@@ -207,14 +207,11 @@ fn runners_up_are_kept_carried_and_drafted_from_and_change_no_text() {
 fn a_typical_night_accepts_what_it_would_not_have_drawn() {
     let typical = ["verification.policy=typical", "verification.epsilon=0.05", "generate.temperature=1.0"];
     let workspace = Workspace::new();
-    // A first night's texts are drafts of each other, and verified strictly.
     assert_exit(&workspace.run(&typical), 0);
-    assert_eq!(policies(&workspace, "2026-01-02"), BTreeMap::from([("strict".to_owned(), 0)]));
-    workspace.configure(&[COMMON, "[[previous]]\npath = \"latest\"\n", TONIGHT]);
-    let anew = ["run.date=2026-01-03", "generate.seed=1"];
-    assert_exit(&workspace.run(&[typical.as_slice(), &anew].concat()), 0);
-    let relaxed = policies(&workspace, "2026-01-03").remove("typical(epsilon=0.05,delta=0.3)");
-    assert!(relaxed.is_some_and(|tokens| tokens > 0), "{relaxed:?}");
+    // The first night's texts are drafts of each other and verified strictly; some of them are carried forward.
+    assert_eq!(policies(&workspace, "2026-01-01"), BTreeMap::from([("strict".to_owned(), 0)]));
+    let relaxed = policies(&workspace, "2026-01-02");
+    assert!(relaxed["typical(epsilon=0.05,delta=0.3)"] > 0, "{relaxed:?}");
     assert_exit(&workspace.verify(), 0);
 }
 
