@@ -77,16 +77,16 @@ impl EngineLoop {
             Work::Generate { rows, policy } => {
                 let _entered = loaded.span.entered();
                 let open = OpenShard::new(loaded.lease, rows, policy, &self.context.run.plan.spec);
-                let is_by_tonight = self.drafts_by_tonight(&open.lease.job);
-                self.open_shard(if is_by_tonight { open.strict() } else { open });
+                let is_by_tonight = self.is_by_tonight(&open.lease.job);
+                self.open_shard(if is_by_tonight { open.by_tonight() } else { open });
                 None
             }
         }
     }
 
-    /// Whether the texts of a shard draft from those of the night: there is no pool for them.
-    fn drafts_by_tonight(&self, job: &ShardJob) -> bool {
-        self.tonight.is_kept() && !self.context.pools.contains_key(&job.pool)
+    /// Whether the texts of a shard draft from those of the night in place of a pool.
+    fn is_by_tonight(&self, job: &ShardJob) -> bool {
+        self.tonight.replaces(self.context.pools.contains_key(&job.pool), job.kind)
     }
 
     fn open_shard(&mut self, open: OpenShard) {
@@ -118,7 +118,10 @@ impl EngineLoop {
         {
             let Some(mut open) = self.open.remove(&shard) else { continue };
             let (job, policy) = (&open.lease.job, open.policy);
-            let pool = self.context.pools.get(&job.pool).cloned().or_else(|| self.tonight.pool(job.kind));
+            let pool = match open.is_by_tonight() {
+                true => self.tonight.pool(job.kind),
+                false => self.context.pools.get(&job.pool).cloned(),
+            };
             match self.request(&open.rows[place.0], (open.id(place), place.1), (job.kind, policy), pool) {
                 Ok(request) => {
                     open.previous[place.0] = request.previous.len() as u64;
@@ -186,10 +189,9 @@ impl EngineLoop {
             }
             Ok(text) => {
                 open.add(place, &text, &self.context);
-                let job = &open.lease.job;
-                if !self.context.pools.contains_key(&job.pool) {
-                    self.tonight.add(job.kind, &open.rows[place.0].entity_id, &text.tokens);
-                }
+                let (job, row) = (&open.lease.job, &open.rows[place.0]);
+                let has_pool = self.context.pools.contains_key(&job.pool);
+                self.tonight.add(has_pool, (job.kind, &row.entity_id), &text.tokens);
             }
             Err(error) => open.fail(place, RowError::new("generate", error.to_string())),
         }
@@ -227,10 +229,10 @@ impl EngineLoop {
 
     fn audit(&mut self, (lease, rows): WaitingAudit) {
         let job = &lease.job;
-        let is_by_tonight = self.drafts_by_tonight(job);
-        let policy = if is_by_tonight { Policy::Strict } else { self.context.run.plan.spec.verification };
-        let of_tonight = || self.tonight.without(job.kind, rows.iter().map(|row| &row.entity_id));
-        let pool = self.context.pools.get(&job.pool).cloned().or_else(of_tonight);
+        let (policy, pool) = match self.is_by_tonight(job) {
+            true => (Policy::Strict, self.tonight.without(job.kind, rows.iter().map(|row| &row.entity_id))),
+            false => (self.context.run.plan.spec.verification, self.context.pools.get(&job.pool).cloned()),
+        };
         let request = |row| self.request(row, (0, 0), (job.kind, policy), pool.clone()).ok();
         let requests: Vec<(&ShardRow, Request)> = rows.iter().filter_map(|row| Some((row, request(row)?))).collect();
         let (plan, trie) = (&self.context.run.plan, self.context.trie());

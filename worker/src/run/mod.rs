@@ -2,7 +2,8 @@
 //!
 //! Three parts, joined by bounded channels: an intake that leases shards and reads their inputs, one engine
 //! thread that keeps its batch full across shards, and a committer. A worker holds at most the shards of its
-//! batch, one more that is loaded and one that is being written, so its memory is bounded whatever the run's size.
+//! batch, one more that is loaded and one that is being written, and up to 10,000 texts of each kind to draft from. So its
+//! memory is bounded whatever the run's size.
 //!
 //! The commit is the creation of the shard's one output object; whoever creates it first has made the shard,
 //! and everybody else drops their copy.
@@ -66,7 +67,7 @@ pub async fn run_worker<Q: Queue + 'static>(
         let run = Span::current();
         tokio::task::spawn_blocking(move || {
             let _entered = run.entered();
-            let tonight = Tonight::new(generator.pool_meta());
+            let tonight = Tonight::new(generator.pool_meta(), context.pools.values());
             let (open, queued) = (HashMap::new(), VecDeque::new());
             EngineLoop { context, generator, stop, done: done_tx, open, queued, tonight }.run(load_rx)
         })

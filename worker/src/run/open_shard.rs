@@ -17,6 +17,7 @@ pub(super) struct OpenShard {
     pub(super) policy: Policy,
     /// Whether that is because a guard was breached.
     is_fallback: bool,
+    is_by_tonight: bool,
     /// Tokens of each row's earlier text.
     pub(super) previous: Vec<u64>,
     /// Texts without a result.
@@ -62,13 +63,19 @@ impl OpenShard {
             figures: BTreeMap::new(),
             policy,
             is_fallback: policy != spec.verification,
+            is_by_tonight: false,
             rows,
         }
     }
 
-    /// The same, verified strictly.
-    pub(super) fn strict(self) -> Self {
-        Self { policy: Policy::Strict, ..self }
+    /// The same, whose texts draft from those of the night in place of a pool and are verified strictly.
+    pub(super) fn by_tonight(self) -> Self {
+        Self { policy: Policy::Strict, is_by_tonight: true, ..self }
+    }
+
+    /// Whether its texts draft from those of the night in place of a pool.
+    pub(super) fn is_by_tonight(&self) -> bool {
+        self.is_by_tonight
     }
 
     /// All its texts.
@@ -90,8 +97,8 @@ impl OpenShard {
     /// Takes over a row's text, or another sample of it.
     pub(super) fn add(&mut self, (index, sample): Place, text: &Generated, context: &RunContext) {
         let row = &self.rows[index];
-        let record =
-            part::record(&context.run.plan, row, self.policy, (context.pools.get(&row.pool), context.trie()), text);
+        let pool = context.pools.get(&row.pool).filter(|_| !self.is_by_tonight);
+        let record = part::record(&context.run.plan, row, self.policy, (pool, context.trie()), text);
         let previous = with_end(self.previous[index], text.stop);
         let figures = Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) };
         context.progress.text(self.lease.job.kind, &record.pool, &figures, self.is_fallback);

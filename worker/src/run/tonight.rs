@@ -1,5 +1,5 @@
-//! Texts of the night itself, as drafts for those that no pool is for. On a first night there is none, and what a model
-//! writes of one user foretells much of what it writes of the next.
+//! Texts of the night itself, as drafts for those that no pool is for, or where the pools have few texts. On a first night there is
+//! none, and what a model writes of one user foretells much of what it writes of the next.
 //!
 //! Each worker knows the texts that it wrote itself. They become a pool when there are [`FIRST`] of a kind, and again
 //! whenever there are twice as many, up to [`MOST`]. That pool is built in 0.1 s, and all of them in twice that.
@@ -19,10 +19,17 @@ const FIRST: usize = 16;
 /// Texts of a kind that are kept, at most: as many as a pool has by default.
 const MOST: usize = 10_000;
 
+/// Tonight's texts of a kind replace its pools when they are so many times as many as all pools have. Four times as many
+/// texts accept a quarter to a half more (docs/performance.md, "First nights"); what a relaxed rule accepts more than a
+/// strict one is a quarter.
+const TIMES: usize = 4;
+
 /// The texts that a worker has written of a night.
 pub(super) struct Tonight {
     /// What their pools are; none where nothing is drafted from pools.
     meta: Option<PoolMeta>,
+    /// Texts of all pools.
+    pooled: usize,
     kinds: HashMap<Kind, Written>,
 }
 
@@ -35,14 +42,18 @@ struct Written {
 }
 
 impl Tonight {
-    /// Of a generator whose [pools](crate::generate::TextGenerator::pool_meta) are these.
-    pub(super) fn new(meta: Option<PoolMeta>) -> Self {
-        Self { meta, kinds: HashMap::new() }
+    /// Of a generator whose [pools](crate::generate::TextGenerator::pool_meta) would be these, beside those that there
+    /// are.
+    pub(super) fn new<'a>(meta: Option<PoolMeta>, pools: impl Iterator<Item = &'a Pool>) -> Self {
+        Self { meta, pooled: pools.map(Pool::texts).sum(), kinds: HashMap::new() }
     }
 
-    /// Whether texts without a pool draft from those of the night.
-    pub(super) fn is_kept(&self) -> bool {
-        self.meta.is_some()
+    /// Whether texts draft from those of the night: they have no pool, or the night has far outgrown the pools.
+    pub(super) fn replaces(&self, has_pool: bool, kind: Kind) -> bool {
+        match has_pool {
+            false => self.meta.is_some(),
+            true => self.pool(kind).is_some_and(|tonight| tonight.texts() >= TIMES * self.pooled),
+        }
     }
 
     /// A pool of the texts of a kind, as soon as there are enough.
@@ -50,9 +61,12 @@ impl Tonight {
         self.kinds.get(&kind)?.pool.clone()
     }
 
-    /// Adds a text that has been written.
-    pub(super) fn add(&mut self, kind: Kind, id: &EntityId, tokens: &[Token]) {
+    /// Adds a text that has been written, unless the night's never replace the pool that such texts have.
+    pub(super) fn add(&mut self, has_pool: bool, (kind, id): (Kind, &EntityId), tokens: &[Token]) {
         let Some(meta) = &self.meta else { return };
+        if has_pool && TIMES * self.pooled > MOST {
+            return;
+        }
         let written = self.kinds.entry(kind).or_default();
         if written.texts.len() == MOST {
             return;
@@ -92,16 +106,25 @@ mod tests {
         EntityId::Int(i64::try_from(number).unwrap())
     }
 
+    fn text(number: usize) -> Vec<Token> {
+        vec![3, u32::try_from(number).unwrap() + 10]
+    }
+
+    fn pool_of(texts: usize) -> Pool {
+        let texts: Vec<Vec<Token>> = (0..texts).map(text).collect();
+        pool(&meta(), texts.iter()).unwrap()
+    }
+
     fn texts(pool: Option<Pool>) -> usize {
         pool.map_or(0, |pool| pool.texts())
     }
 
     #[test]
     fn a_pool_grows_by_doubling_up_to_the_most_texts() {
-        let mut tonight = Tonight::new(Some(meta()));
+        let mut tonight = Tonight::new(Some(meta()), [].iter());
         let mut sizes = Vec::new();
         for number in 0..MOST + 1_000 {
-            tonight.add(Kind::User, &id(number), &[3, u32::try_from(number).unwrap() + 10]);
+            tonight.add(false, (Kind::User, &id(number)), &text(number));
             sizes.push(texts(tonight.pool(Kind::User)));
         }
         sizes.dedup();
@@ -110,13 +133,32 @@ mod tests {
     }
 
     #[test]
+    fn a_small_pool_is_replaced_when_the_night_has_outgrown_it() {
+        let mut tonight = Tonight::new(Some(meta()), [pool_of(15), pool_of(5)].iter());
+        assert!(tonight.replaces(false, Kind::User) && !tonight.replaces(true, Kind::User));
+        let replaced = (0..200).find(|&number| {
+            tonight.add(true, (Kind::User, &id(number)), &text(number));
+            tonight.replaces(true, Kind::User)
+        });
+        assert_eq!(replaced, Some(127), "the first pool of at least 80 texts");
+        assert!(!tonight.replaces(true, Kind::Item));
+        // Nothing is kept beside pools that it never outgrows, but for texts that have none.
+        let mut tonight = Tonight::new(Some(meta()), [pool_of(MOST / TIMES + 1)].iter());
+        for number in 0..FIRST {
+            tonight.add(true, (Kind::User, &id(number)), &text(number));
+            tonight.add(false, (Kind::Item, &id(number)), &text(number));
+        }
+        assert_eq!([Kind::User, Kind::Item].map(|kind| texts(tonight.pool(kind))), [0, FIRST]);
+    }
+
+    #[test]
     fn an_audit_does_not_know_the_texts_that_it_makes_again() {
-        let mut tonight = Tonight::new(Some(meta()));
+        let mut tonight = Tonight::new(Some(meta()), [].iter());
         let audited = [id(3), id(7), id(99)];
-        (0..FIRST - 1).for_each(|number| tonight.add(Kind::User, &id(number), &[10, 20, 30]));
+        (0..FIRST - 1).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &text(number)));
         assert_eq!(texts(tonight.without(Kind::User, audited.iter())), 0, "none has been drafted from");
         // Another sample of an entity is left out with the first one.
-        tonight.add(Kind::User, &id(7), &[10, 20, 40]);
+        tonight.add(false, (Kind::User, &id(7)), &[10, 20, 40]);
         assert_eq!(texts(tonight.without(Kind::User, audited.iter())), FIRST - 3);
         assert_eq!(texts(tonight.pool(Kind::User)), FIRST);
         assert_eq!(texts(tonight.without(Kind::Item, audited.iter())), 0);
@@ -124,16 +166,16 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_where_nothing_is_drafted_from_pools() {
-        let mut tonight = Tonight::new(None);
-        (0..FIRST).for_each(|number| tonight.add(Kind::User, &id(number), &[10]));
-        assert!(tonight.kinds.is_empty() && !tonight.is_kept());
+        let mut tonight = Tonight::new(None, [].iter());
+        (0..FIRST).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &[10]));
+        assert!(tonight.kinds.is_empty() && !tonight.replaces(false, Kind::User));
         assert!(tonight.pool(Kind::User).is_none() && tonight.without(Kind::User, [].iter()).is_none());
     }
 
     #[test]
     fn texts_that_no_pool_takes_are_written_without_one() {
-        let mut tonight = Tonight::new(Some(PoolMeta { vocab_size: 5, ..meta() }));
-        (0..FIRST).for_each(|number| tonight.add(Kind::User, &id(number), &[7]));
+        let mut tonight = Tonight::new(Some(PoolMeta { vocab_size: 5, ..meta() }), [].iter());
+        (0..FIRST).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &[7]));
         assert!(tonight.pool(Kind::User).is_none());
     }
 }

@@ -18,16 +18,16 @@ use crate::watch::Mischief;
 const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 const USERS: i64 = 160;
 
-/// A night of texts that are verified by [`RELAXED`], with these pools or with none.
-async fn night(audit_share: f64, has_pool: bool) -> Run {
+/// A night of texts that are verified by [`RELAXED`], with a pool of so many texts by nobody, or with none.
+async fn night(audit_share: f64, pooled: u32) -> Run {
     let wish = |request: &mut PlanRequest<'_>| {
         request.spec.verification = RELAXED;
         request.audit_share = audit_share;
     };
     let mut run = plan_as(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users_to(USERS), wish).await;
-    if !has_pool {
-        Arc::get_mut(&mut run.context).unwrap().pools.clear();
-    }
+    let texts: Vec<Vec<u32>> = (0..pooled).map(|seed| tokens(1 + seed, 50)).collect();
+    let pools = (pooled > 0).then(|| ("user-all".to_owned(), pool(&texts)));
+    Arc::get_mut(&mut run.context).unwrap().pools = pools.into_iter().collect();
     run
 }
 
@@ -67,7 +67,7 @@ fn accepted(records: &[KnowledgeRecord]) -> f64 {
 
 #[tokio::test]
 async fn texts_without_a_pool_draft_from_those_before_them_and_are_plain_ones() {
-    let run = night(0.0, false).await;
+    let run = night(0.0, 0).await;
     run.work(&run.queue(), relaxed()).await;
     let records = records(&run).await;
     assert_plain(&run, &records).await;
@@ -78,17 +78,31 @@ async fn texts_without_a_pool_draft_from_those_before_them_and_are_plain_ones() 
 }
 
 #[tokio::test]
+async fn a_pool_of_a_few_texts_is_replaced_by_those_of_the_night() {
+    let run = night(0.0, 4).await;
+    run.work(&run.queue(), relaxed()).await;
+    let records = records(&run).await;
+    let is_strict = |record: &KnowledgeRecord| record.policy == "strict";
+    let first = records.iter().position(is_strict).unwrap();
+    // Sixteen texts are four times as many as four.
+    assert!((16..32).contains(&first), "{first}");
+    assert!(records[..first].iter().all(|record| !record.pool_digest.is_empty()));
+    assert!(records[first..].iter().all(|record| is_strict(record) && record.pool_digest.is_empty()));
+    assert!(accepted(&records[records.len() / 2..]) > 1.5);
+}
+
+#[tokio::test]
 async fn texts_with_a_pool_are_verified_as_configured() {
-    let run = night(0.0, true).await;
+    let run = night(0.0, 50).await;
     run.work(&run.queue(), relaxed()).await;
     let records = records(&run).await;
     assert!(records.iter().all(|record| record.policy == RELAXED.to_string() && !record.pool_digest.is_empty()));
-    assert!(accepted(&records) < 0.5, "a pool of a text by nobody, and none of tonight's");
+    assert!(accepted(&records) < 0.5, "nobody wrote the texts of its pool, and 160 are not four times as many");
 }
 
 #[tokio::test]
 async fn an_audit_drafts_from_the_texts_of_others() {
-    let run = night(0.2, false).await;
+    let run = night(0.2, 0).await;
     run.work(&run.queue(), relaxed()).await;
     let mut figures = Figures::default();
     for job in run.jobs(Action::Audit) {
