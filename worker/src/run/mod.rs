@@ -2,8 +2,8 @@
 //!
 //! Three parts, joined by bounded channels: an intake that leases shards and reads their inputs, one engine
 //! thread that keeps its batch full across shards, and a committer. A worker holds at most the shards of its
-//! batch, one more that is loaded and one that is being written, and up to 10,000 texts of each kind to draft from. So its
-//! memory is bounded whatever the run's size.
+//! batch, one more that is loaded and one that is being written, and up to 10,000 texts of each kind to draft from. So
+//! its memory is bounded whatever the run's size.
 //!
 //! The commit is the creation of the shard's one output object; whoever creates it first has made the shard,
 //! and everybody else drops their copy.

@@ -1,5 +1,5 @@
-//! Texts of the night itself, as drafts for those that no pool is for, or where the pools have few texts. On a first night there is
-//! none, and what a model writes of one user foretells much of what it writes of the next.
+//! Texts of the night itself, as drafts for those that no pool is for, or where the pools have few texts. A first night
+//! has no pools, and what a model writes of one user foretells much of what it writes of the next.
 //!
 //! Each worker knows the texts that it wrote itself. They become a pool when there are [`FIRST`] of a kind, and again
 //! whenever there are twice as many, up to [`MOST`]. That pool is built in 0.1 s, and all of them in twice that.
