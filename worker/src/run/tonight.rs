@@ -19,8 +19,8 @@ const FIRST: usize = 16;
 /// Texts of a kind that are kept, at most: as many as a pool has by default.
 const MOST: usize = 10_000;
 
-/// Tonight's texts of a kind replace its pools when they are so many times as many as all pools have. Four times as many
-/// texts accept a quarter to a half more (docs/performance.md, "First nights"); what a relaxed rule accepts more than a
+/// Tonight's texts of a kind replace its pools when they are so many times as many as all pools have. Four times as
+/// many accept a quarter to a half more (docs/performance.md, "First nights"); what a relaxed rule accepts more than a
 /// strict one is a quarter.
 const TIMES: usize = 4;
 
