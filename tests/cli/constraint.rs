@@ -76,14 +76,11 @@ impl Constrained {
 /// The rows of a night, with their parsed texts.
 fn rows(workspace: &Workspace, date: &str) -> Vec<(KnowledgeRecord, Value)> {
     let mut rows = Vec::new();
-    for (path, bytes) in workspace.parts() {
-        if path.to_str().unwrap().contains(&format!("dt={date}")) {
-            let bytes = Bytes::from(bytes);
-            let records = decode_part("part", bytes.clone()).unwrap().0;
-            let parsed = batches(bytes).iter().flat_map(parsed).collect::<Vec<_>>();
-            assert_eq!(records.len(), parsed.len());
-            rows.extend(records.into_iter().zip(parsed));
-        }
+    for bytes in workspace.parts_of(date).into_values().map(Bytes::from) {
+        let records = decode_part("part", bytes.clone()).unwrap().0;
+        let parsed = batches(bytes).iter().flat_map(parsed).collect::<Vec<_>>();
+        assert_eq!(records.len(), parsed.len());
+        rows.extend(records.into_iter().zip(parsed));
     }
     assert!(!rows.is_empty());
     rows

@@ -46,12 +46,10 @@ fn manifests(workspace: &Workspace) -> Vec<Manifest> {
 /// Tonight's generated records, with their kind.
 pub(crate) fn records(workspace: &Workspace) -> Vec<(Kind, KnowledgeRecord)> {
     let mut records = Vec::new();
-    for (path, bytes) in workspace.parts() {
-        if path.to_str().unwrap().contains("dt=2026-01-02") {
-            let (rows, info) = decode_part("part", bytes.into()).unwrap();
-            let tonight = rows.into_iter().filter(|row| row.generated_by == info.run);
-            records.extend(tonight.map(|row| (info.kind, row)));
-        }
+    for bytes in workspace.parts_of("2026-01-02").into_values() {
+        let (rows, info) = decode_part("part", bytes.into()).unwrap();
+        let tonight = rows.into_iter().filter(|row| row.generated_by == info.run);
+        records.extend(tonight.map(|row| (info.kind, row)));
     }
     assert!(!records.is_empty());
     records

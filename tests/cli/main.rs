@@ -159,6 +159,13 @@ impl Workspace {
         parts(&self.path("out/profiles"))
     }
 
+    /// Those of a night.
+    fn parts_of(&self, date: &str) -> BTreeMap<PathBuf, Vec<u8>> {
+        let mut parts = self.parts();
+        parts.retain(|path, _| path.to_str().unwrap().contains(&format!("dt={date}")));
+        parts
+    }
+
     /// The published folders of a night, users first.
     fn published(&self, date: &str) -> Vec<PathBuf> {
         let night = |kind: &str| entries(&self.path(&format!("out/profiles/kind={kind}/dt={date}")));

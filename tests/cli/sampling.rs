@@ -107,14 +107,10 @@ fn workers_draw_what_one_process_draws() {
 /// Of every row of a night its first text and the others.
 fn samples(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Vec<String>)> {
     let mut samples = BTreeMap::new();
-    for (path, bytes) in workspace.parts() {
-        let path = path.to_str().unwrap();
-        if path.contains(&format!("dt={date}")) {
-            let kind = if path.contains("kind=user") { "user" } else { "item" };
-            for row in decode_part("part", bytes.into()).unwrap().0 {
-                samples.insert(format!("{kind} {}", row.entity_id), (row.text, row.samples));
-            }
-        }
+    for bytes in workspace.parts_of(date).into_values() {
+        let (rows, info) = decode_part("part", bytes.into()).unwrap();
+        samples
+            .extend(rows.into_iter().map(|row| (format!("{} {}", info.kind, row.entity_id), (row.text, row.samples))));
     }
     assert!(!samples.is_empty());
     samples
@@ -149,14 +145,11 @@ fn several_texts_of_an_entity_are_drawn_kept_and_carried() {
 /// Of every row of a night its text and what is known of its runners-up.
 fn runners_up(workspace: &Workspace, date: &str) -> BTreeMap<String, (String, Option<Vec<RunnerUp>>)> {
     let mut found = BTreeMap::new();
-    for (path, bytes) in workspace.parts() {
-        let path = path.to_str().unwrap();
-        if path.contains(&format!("dt={date}")) {
-            let (rows, info) = decode_part("part", bytes.into()).unwrap();
-            found.extend(
-                rows.into_iter().map(|row| (format!("{} {}", info.kind, row.entity_id), (row.text, row.runners_up))),
-            );
-        }
+    for bytes in workspace.parts_of(date).into_values() {
+        let (rows, info) = decode_part("part", bytes.into()).unwrap();
+        found.extend(
+            rows.into_iter().map(|row| (format!("{} {}", info.kind, row.entity_id), (row.text, row.runners_up))),
+        );
     }
     found
 }
@@ -218,11 +211,9 @@ fn a_typical_night_accepts_what_it_would_not_have_drawn() {
 /// The rules that a night's texts were verified by, and the tokens that these relaxed.
 fn policies(workspace: &Workspace, date: &str) -> BTreeMap<String, i64> {
     let mut found = BTreeMap::new();
-    for (path, bytes) in workspace.parts() {
-        if path.to_str().unwrap().contains(&format!("dt={date}")) {
-            for row in decode_part("part", bytes.into()).unwrap().0 {
-                *found.entry(row.policy).or_default() += row.relaxed_tokens;
-            }
+    for bytes in workspace.parts_of(date).into_values() {
+        for row in decode_part("part", bytes.into()).unwrap().0 {
+            *found.entry(row.policy).or_default() += row.relaxed_tokens;
         }
     }
     found

@@ -118,7 +118,7 @@ impl EngineLoop {
         {
             let Some(mut open) = self.open.remove(&shard) else { continue };
             let (job, policy) = (&open.lease.job, open.policy);
-            let pool = match open.is_by_tonight() {
+            let pool = match open.is_by_tonight {
                 true => self.tonight.pool(job.kind),
                 false => self.context.pools.get(&job.pool).cloned(),
             };

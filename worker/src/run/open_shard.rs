@@ -15,9 +15,10 @@ pub(super) struct OpenShard {
     pub(super) lease: Lease,
     pub(super) rows: Vec<ShardRow>,
     pub(super) policy: Policy,
-    /// Whether that is because a guard was breached.
+    /// Whether a guard was breached, so that texts are verified strictly.
     is_fallback: bool,
-    is_by_tonight: bool,
+    /// Whether its texts draft from those of the night in place of a pool.
+    pub(super) is_by_tonight: bool,
     /// Tokens of each row's earlier text.
     pub(super) previous: Vec<u64>,
     /// Texts without a result.
@@ -71,11 +72,6 @@ impl OpenShard {
     /// The same, whose texts draft from those of the night in place of a pool and are verified strictly.
     pub(super) fn by_tonight(self) -> Self {
         Self { policy: Policy::Strict, is_by_tonight: true, ..self }
-    }
-
-    /// Whether its texts draft from those of the night in place of a pool.
-    pub(super) fn is_by_tonight(&self) -> bool {
-        self.is_by_tonight
     }
 
     /// All its texts.

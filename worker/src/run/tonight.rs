@@ -82,9 +82,10 @@ impl Tonight {
     /// drafts must not know them.
     pub(super) fn without<'a>(&self, kind: Kind, ids: impl Iterator<Item = &'a EntityId>) -> Option<Pool> {
         let (meta, written) = (self.meta.as_ref()?, self.kinds.get(&kind)?);
+        written.pool.as_ref()?;
         let ids: HashSet<&EntityId> = ids.collect();
         let others = written.texts.iter().filter(|(id, _)| !ids.contains(id));
-        written.pool.as_ref().and_then(|_| pool(meta, others.map(|(_, tokens)| tokens)))
+        pool(meta, others.map(|(_, tokens)| tokens))
     }
 }
 

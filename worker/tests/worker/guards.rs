@@ -5,19 +5,14 @@ use std::sync::Arc;
 use jiff::civil::date;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_decode::Verification;
 use laser_schema::Kind;
 use laser_schema::audit::{Audit, Proposer};
 use laser_schema::guard::{GuardAction, Guards, Verdict};
-use laser_schema::job::{Action, Policy};
+use laser_schema::job::Action;
 use laser_schema::knowledge::Figures;
-use laser_worker::generate::{GenerateOptions, TextGenerator};
 
-use crate::planned::{Run, limits, plan_as, users_to};
+use crate::planned::{RELAXED, Run, limits, plan_as, relaxed, users_to};
 use crate::support::*;
-use crate::watch::Mischief;
-
-const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 
 /// A night of relaxed texts that are judged by how probable they are.
 async fn gated(min_log_probability: f64) -> Run {
@@ -55,12 +50,6 @@ fn second_best(prompt: &[u32]) -> Vec<u32> {
         top = naive.feed(top[1].token);
     }
     text
-}
-
-fn relaxed() -> Box<dyn TextGenerator> {
-    let options =
-        GenerateOptions { verification: Verification::relaxed(4, 0.0).unwrap(), step_tokens: 128, ..options() };
-    Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
 /// The queue without the shards of an action.

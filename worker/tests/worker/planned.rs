@@ -10,6 +10,7 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
+use laser_decode::Verification;
 use laser_engine::FakeOptions;
 use laser_model::ModelFiles;
 use laser_schema::job::{Action, Plan, Policy, Queue, ShardJob, ShardRow, Spec};
@@ -151,6 +152,15 @@ pub(crate) fn generator(fake: FakeOptions, mischief: Mischief) -> Box<dyn TextGe
 
 pub(crate) fn good() -> Box<dyn TextGenerator> {
     generator(fake_options(), Mischief::default())
+}
+
+/// The rule of [`relaxed`].
+pub(crate) const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
+
+pub(crate) fn relaxed() -> Box<dyn TextGenerator> {
+    let verification = Verification::relaxed(4, 0.0).unwrap();
+    let options = GenerateOptions { verification, step_tokens: 128, ..options() };
+    Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
 impl Run {

@@ -5,17 +5,13 @@ use std::sync::Arc;
 
 use jiff::civil::date;
 use laser_coordinator::plan::PlanRequest;
-use laser_decode::Verification;
 use laser_schema::audit::Audit;
-use laser_schema::job::{Action, Policy};
+use laser_schema::job::Action;
 use laser_schema::knowledge::{Figures, KnowledgeRecord};
-use laser_worker::generate::{GenerateOptions, TextGenerator};
 
-use crate::planned::{Run, plan_as, users_to};
+use crate::planned::{RELAXED, Run, plan_as, relaxed, users_to};
 use crate::support::*;
-use crate::watch::Mischief;
 
-const RELAXED: Policy = Policy::Relaxed { k: 4, p: 0.0 };
 const USERS: i64 = 160;
 
 /// A night of texts that are verified by [`RELAXED`], with a pool of so many texts by nobody, or with none.
@@ -29,12 +25,6 @@ async fn night(audit_share: f64, pooled: u32) -> Run {
     let pools = (pooled > 0).then(|| ("user-all".to_owned(), pool(&texts)));
     Arc::get_mut(&mut run.context).unwrap().pools = pools.into_iter().collect();
     run
-}
-
-fn relaxed() -> Box<dyn TextGenerator> {
-    let verification = Verification::relaxed(4, 0.0).unwrap();
-    let options = GenerateOptions { verification, step_tokens: 128, ..options() };
-    Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
 /// The records of all texts, in the order of their shards. A few texts are empty, and none.
