@@ -513,6 +513,10 @@ impl TextGenerator for Generator {
         self.options.drafter.reads_pools().then(meta)
     }
 
+    fn adapts(&self) -> bool {
+        self.options.budget.is_some()
+    }
+
     fn batch(&self) -> usize {
         self.options.batch
     }

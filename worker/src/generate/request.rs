@@ -190,6 +190,11 @@ pub trait TextGenerator: Send {
         None
     }
 
+    /// Whether measured costs choose its drafts, so that a relaxed text may differ from run to run.
+    fn adapts(&self) -> bool {
+        false
+    }
+
     /// Requests that are worked on at once, at most.
     fn batch(&self) -> usize;
 

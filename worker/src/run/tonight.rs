@@ -6,7 +6,8 @@
 //!
 //! What drafts from them is verified strictly, whatever the rule. Otherwise a text would depend on which others its
 //! worker wrote before, and guards, which judge a pool before it is used, could not judge this one. So a first night's
-//! texts are what plain decoding gives.
+//! texts are what plain decoding gives. For the same reason they never replace a pool where drafts do not adapt: there,
+//! and only there, a relaxed text depends on its entity alone.
 
 use std::collections::{HashMap, HashSet};
 
@@ -28,8 +29,8 @@ const TIMES: usize = 4;
 pub(super) struct Tonight {
     /// What their pools are; none where nothing is drafted from pools.
     meta: Option<PoolMeta>,
-    /// Texts of all pools.
-    pooled: usize,
+    /// Texts that replace a pool, at least; none where no pool is ever replaced.
+    replacing: Option<usize>,
     kinds: HashMap<Kind, Written>,
 }
 
@@ -43,16 +44,17 @@ struct Written {
 
 impl Tonight {
     /// Of a generator whose [pools](crate::generate::TextGenerator::pool_meta) would be these, beside those that there
-    /// are.
-    pub(super) fn new<'a>(meta: Option<PoolMeta>, pools: impl Iterator<Item = &'a Pool>) -> Self {
-        Self { meta, pooled: pools.map(Pool::texts).sum(), kinds: HashMap::new() }
+    /// are, and whose drafts [adapt](crate::generate::TextGenerator::adapts) or not.
+    pub(super) fn new<'a>(meta: Option<PoolMeta>, adapts: bool, pools: impl Iterator<Item = &'a Pool>) -> Self {
+        let texts = TIMES * pools.map(Pool::texts).sum::<usize>();
+        Self { meta, replacing: (adapts && texts <= MOST).then_some(texts), kinds: HashMap::new() }
     }
 
     /// Whether texts draft from those of the night: they have no pool, or the night has far outgrown the pools.
     pub(super) fn replaces(&self, has_pool: bool, kind: Kind) -> bool {
         match has_pool {
             false => self.meta.is_some(),
-            true => self.pool(kind).is_some_and(|tonight| tonight.texts() >= TIMES * self.pooled),
+            true => self.pool(kind).zip(self.replacing).is_some_and(|(tonight, least)| tonight.texts() >= least),
         }
     }
 
@@ -64,7 +66,7 @@ impl Tonight {
     /// Adds a text that has been written, unless the night's never replace the pool that such texts have.
     pub(super) fn add(&mut self, has_pool: bool, (kind, id): (Kind, &EntityId), tokens: &[Token]) {
         let Some(meta) = &self.meta else { return };
-        if has_pool && TIMES * self.pooled > MOST {
+        if has_pool && self.replacing.is_none() {
             return;
         }
         let written = self.kinds.entry(kind).or_default();
@@ -122,7 +124,7 @@ mod tests {
 
     #[test]
     fn a_pool_grows_by_doubling_up_to_the_most_texts() {
-        let mut tonight = Tonight::new(Some(meta()), [].iter());
+        let mut tonight = Tonight::new(Some(meta()), true, [].iter());
         let mut sizes = Vec::new();
         for number in 0..MOST + 1_000 {
             tonight.add(false, (Kind::User, &id(number)), &text(number));
@@ -135,7 +137,7 @@ mod tests {
 
     #[test]
     fn a_small_pool_is_replaced_when_the_night_has_outgrown_it() {
-        let mut tonight = Tonight::new(Some(meta()), [pool_of(15), pool_of(5)].iter());
+        let mut tonight = Tonight::new(Some(meta()), true, [pool_of(15), pool_of(5)].iter());
         assert!(tonight.replaces(false, Kind::User) && !tonight.replaces(true, Kind::User));
         let replaced = (0..200).find(|&number| {
             tonight.add(true, (Kind::User, &id(number)), &text(number));
@@ -144,7 +146,7 @@ mod tests {
         assert_eq!(replaced, Some(127), "the first pool of at least 80 texts");
         assert!(!tonight.replaces(true, Kind::Item));
         // Nothing is kept beside pools that it never outgrows, but for texts that have none.
-        let mut tonight = Tonight::new(Some(meta()), [pool_of(MOST / TIMES + 1)].iter());
+        let mut tonight = Tonight::new(Some(meta()), true, [pool_of(MOST / TIMES + 1)].iter());
         for number in 0..FIRST {
             tonight.add(true, (Kind::User, &id(number)), &text(number));
             tonight.add(false, (Kind::Item, &id(number)), &text(number));
@@ -153,8 +155,19 @@ mod tests {
     }
 
     #[test]
+    fn no_pool_is_replaced_where_drafts_do_not_adapt() {
+        let mut tonight = Tonight::new(Some(meta()), false, [pool_of(1)].iter());
+        for number in 0..FIRST {
+            tonight.add(true, (Kind::User, &id(number)), &text(number));
+            tonight.add(false, (Kind::Item, &id(number)), &text(number));
+        }
+        assert!(!tonight.replaces(true, Kind::User) && tonight.replaces(false, Kind::Item));
+        assert_eq!([Kind::User, Kind::Item].map(|kind| texts(tonight.pool(kind))), [0, FIRST]);
+    }
+
+    #[test]
     fn an_audit_does_not_know_the_texts_that_it_makes_again() {
-        let mut tonight = Tonight::new(Some(meta()), [].iter());
+        let mut tonight = Tonight::new(Some(meta()), true, [].iter());
         let audited = [id(3), id(7), id(99)];
         (0..FIRST - 1).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &text(number)));
         assert_eq!(texts(tonight.without(Kind::User, audited.iter())), 0, "none has been drafted from");
@@ -167,7 +180,7 @@ mod tests {
 
     #[test]
     fn nothing_is_kept_where_nothing_is_drafted_from_pools() {
-        let mut tonight = Tonight::new(None, [].iter());
+        let mut tonight = Tonight::new(None, true, [].iter());
         (0..FIRST).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &[10]));
         assert!(tonight.kinds.is_empty() && !tonight.replaces(false, Kind::User));
         assert!(tonight.pool(Kind::User).is_none() && tonight.without(Kind::User, [].iter()).is_none());
@@ -175,7 +188,7 @@ mod tests {
 
     #[test]
     fn texts_that_no_pool_takes_are_written_without_one() {
-        let mut tonight = Tonight::new(Some(PoolMeta { vocab_size: 5, ..meta() }), [].iter());
+        let mut tonight = Tonight::new(Some(PoolMeta { vocab_size: 5, ..meta() }), true, [].iter());
         (0..FIRST).for_each(|number| tonight.add(false, (Kind::User, &id(number)), &[7]));
         assert!(tonight.pool(Kind::User).is_none());
     }
