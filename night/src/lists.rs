@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
 use laser_coordinator::catalogue::CatalogueItem;
 use laser_decode::{CodeShares, Stock, Trie, TrieItem, TrieMeta, build_trie};
@@ -261,16 +261,25 @@ fn build(table: &catalogue::Catalogue) -> Result<Bytes> {
     Ok(build_trie(&meta, rows)?.into())
 }
 
-/// The numbers in the trie of the items that a table names, in ascending order.
+/// The numbers in the trie of the items that a table names, in ascending order. A shop's table may name items that the
+/// catalogue lacks, such as those without an identifier.
+///
+/// # Errors
+/// A table none of whose items is in the catalogue: its ids are others, and everything out of stock would be listed.
 async fn out_of_stock(path: &str, column: &str, trie: &Trie) -> Result<Vec<u32>> {
-    let mut numbers = Vec::new();
-    for id in catalogue::read_ids(path, column).await? {
-        let number = trie.find(&id.to_string());
-        numbers.push(number.with_context(|| format!("{path}: the catalogue has no item {id}"))?);
+    let ids = catalogue::read_ids(path, column).await?;
+    let found: Vec<Option<u32>> = ids.iter().map(|id| trie.find(&id.to_string())).collect();
+    let numbers: BTreeSet<u32> = found.iter().flatten().copied().collect();
+    let unknown = found.iter().filter(|number| number.is_none()).count();
+    match ids.first() {
+        Some(first) if unknown == ids.len() => bail!(
+            "{path}: none of its {unknown} items is in the catalogue, the first is {first}; are its ids those of \
+             [lists.catalogue] id?"
+        ),
+        _ if unknown > 0 => tracing::warn!(path, unknown, of = ids.len(), "items out of stock, not in the catalogue"),
+        _ => {}
     }
-    numbers.sort_unstable();
-    numbers.dedup();
-    Ok(numbers)
+    Ok(numbers.into_iter().collect())
 }
 
 fn opened(

@@ -188,10 +188,12 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
     assert_eq!(carried.count(), 50);
     // Another list of what is out of stock decodes all of them again, and nothing of it is listed.
     let out = first["u20"].0.0[0].to_string();
-    fs::write(night.path("out_of_stock.jsonl"), format!("{{\"id\": {out}}}\n")).unwrap();
+    let unknown = 4000;
+    fs::write(night.path("out_of_stock.jsonl"), format!("{{\"id\": {unknown}}}\n{{\"id\": {out}}}\n")).unwrap();
     let stock = format!("lists.out_of_stock={}", night.path("out_of_stock.jsonl").display());
     let all_again = night.run(&["run.date=2026-01-04", latest, &stock, "draft.adaptive=false"]);
     assert_prints(&all_again, &["60 lists generated"]);
+    assert_contains(&stderr(&all_again), &["items out of stock, not in the catalogue", "unknown=1 of=2"]);
     assert_exit(&without_past.run(&["run.date=2026-01-04", "lists.draft=none", &stock]), 0);
     assert_eq!(only_lists(&without_past, "2026-01-04"), only_lists(&night, "2026-01-04"));
     for (user, (items, _)) in only_lists(&night, "2026-01-04") {
@@ -433,7 +435,10 @@ fn what_no_list_can_be_made_of_is_refused() {
     refuse(&[&text_draft], &["[draft.model] path", "must have the tokenizer of the model"]);
     fs::write(night.path("out.jsonl"), "{\"id\": 4000}\n").unwrap();
     let stock = format!("lists.out_of_stock={}", night.path("out.jsonl").display());
-    refuse(&[&stock], &["[lists] out_of_stock", "the catalogue has no item 4000"]);
+    refuse(
+        &[&stock],
+        &["[lists] out_of_stock", "out.jsonl: none of its 1 items is in the catalogue, the first is 4000"],
+    );
     let text_model = format!("model.path={}", crate::fixture().display());
     refuse(&[&text_model], &["[lists.catalogue]", "items.jsonl, row 1: code \"<a_0>\" of item 0 is no token"]);
     fs::write(night.path("items.jsonl"), items() + "{\"id\": 99, \"identifier\": [1, 0, 7]}\n").unwrap();

@@ -67,7 +67,7 @@ impl ListSequence {
     pub(super) fn new(request: Request, catalogue: Arc<Catalogue>, slot: Slot, options: &ListOptions) -> Self {
         let seen = match options.repeat {
             true => Seen::default(),
-            false => Seen::new(&catalogue.trie, &catalogue.stock, &seen(&request.history, &catalogue.trie)),
+            false => Seen::new(&catalogue.trie, &catalogue.stock, &seen(&request.history, &catalogue)),
         };
         let search = BeamSearch::new(options.width(&request), options.normalisation);
         Self {
@@ -280,11 +280,13 @@ impl ListSequence {
     }
 }
 
-/// The leaves all of whose items the user has had.
-fn seen(history: &[u32], trie: &Trie) -> Vec<u32> {
+/// The leaves that hold no other items in stock than the user has had.
+fn seen(history: &[u32], catalogue: &Catalogue) -> Vec<u32> {
+    let Catalogue { trie, stock, .. } = catalogue;
     let had: HashSet<u32> = history.iter().copied().collect();
     let leaves: HashSet<u32> = had.iter().map(|&item| trie.leaf_of_item(item)).collect();
-    leaves.into_iter().filter(|&leaf| trie.items_of(leaf).all(|item| had.contains(&item))).collect()
+    let is_had = |item: u32| had.contains(&item) || !stock.contains_item(trie, item);
+    leaves.into_iter().filter(|&leaf| trie.items_of(leaf).all(is_had)).collect()
 }
 
 /// The items of the best leaves, as many as a list has.

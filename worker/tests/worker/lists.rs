@@ -492,6 +492,17 @@ fn items_out_of_stock_and_items_that_share_an_identifier() {
     let stock = Stock::without(&trie, out.iter().copied());
     let stocked = of_stock(stock, wide.clone(), &[]).unwrap().items;
     assert_eq!(stocked, all.iter().copied().filter(|item| item.0 % 3 != 0).collect::<Vec<_>>());
+    // Where one was had and the others are out of stock, nothing of the identifier is left, and no beam is spent on it.
+    let others = || Stock::without(&trie, shared[1..].iter().copied());
+    let rest: Vec<(u32, f64)> = all.iter().copied().filter(|item| !shared.contains(&item.0)).collect();
+    assert_eq!(of_stock(others(), wide.clone(), &shared[..1]).unwrap().items, rest);
+    let only: Vec<u32> = (0..ITEMS).filter(|item| !shared.contains(item)).collect();
+    let last = ListOptions { items: 1, width: 1, ..wide.clone() };
+    let one_left = Stock::without(&trie, only[1..].iter().chain(&shared[1..]).copied());
+    let found = of_stock(one_left, last.clone(), &shared[..1]).unwrap().items;
+    assert_eq!(found.iter().map(|item| item.0).collect::<Vec<_>>(), only[..1]);
+    let none_left = Stock::without(&trie, only.iter().chain(&shared[1..]).copied());
+    assert_eq!(of_stock(none_left, last, &shared[..1]).unwrap_err(), TextError::NothingToList);
     let stock = Stock::without(&trie, 0..ITEMS);
     assert_eq!(of_stock(stock, wide, &[]).unwrap_err(), TextError::NothingToList);
 }
