@@ -331,7 +331,9 @@ async fn drawn_texts_are_those_of_plain_sampling_whatever_drafts_them_and_at_eve
             assert_eq!(row.identical, 8, "batch {}, {}: {text}", kind.batch, row.variant);
         }
         let itself = kind.rows.iter().find(|row| row.variant == "itself, 2 forwards").unwrap();
-        assert!(itself.aal > 0.5, "batch {}: {text}", kind.batch);
+        assert!(itself.aal > 1.5, "batch {}: {text}", kind.batch);
+        let stranger = kind.rows.iter().find(|row| row.variant == "stranger, 2 forwards").unwrap();
+        assert!(stranger.aal < 0.1, "batch {}: {text}", kind.batch);
     }
     assert!(text.contains("typical 0.09, 0.3") && !text.contains("relaxed 2"), "{text}");
 }
@@ -340,11 +342,21 @@ async fn drawn_texts_are_those_of_plain_sampling_whatever_drafts_them_and_at_eve
 async fn lossless_rules_accept_as_often_as_the_distributions_overlap() {
     let dir = tempfile::tempdir().unwrap();
     let small = SetupArgs { items_table: None, ..setup(dir.path()) };
-    // Itself, and itself padded: both expect what the target does.
-    let own = fixture("profile-lm");
-    let line = format!("lossless --users-table u --model m --draft {own} --temperatures 0.8,1.2 --children 1,3");
-    let Ok(Command::Lossless(args)) = parse(&line) else { unreachable!("the command is lossless") };
-    let report = lossless::run(&lossless::LosslessArgs { setup: small, ..args }).await.unwrap();
+    let lossless = async |draft: String, options: &str| {
+        let line = format!("lossless --users-table u --model m --draft {draft} --children 1,3 {options}");
+        let Ok(Command::Lossless(args)) = parse(&line) else { unreachable!("the command is lossless") };
+        lossless::run(&lossless::LosslessArgs { setup: small.clone(), ..args }).await.unwrap()
+    };
+    // Another model, at temperatures at which its distribution and the target's overlap in part.
+    for row in lossless(stranger(dir.path()), "--temperatures 2,4").await.rows {
+        let [(rule, rejection), ..] = &row.accepted[..] else { panic!("{row:?}") };
+        let error = (row.overlap * (1.0 - row.overlap) / row.places as f64).sqrt();
+        assert_eq!(*rule, lossless::Rule::Rejection);
+        assert!((0.1..0.9).contains(&row.overlap) && row.places > 100, "{row:?}");
+        assert!((rejection[0] - row.overlap).abs() < 4.0 * error, "{row:?}");
+    }
+    // Itself: it expects what the target does.
+    let report = lossless(fixture("profile-lm"), "--temperatures 0.8,1.2").await;
     assert_eq!(report.rows.len(), 2);
     for row in &report.rows {
         assert!((row.overlap - 1.0).abs() < 1e-3 && row.places > 100, "{row:?}");

@@ -201,7 +201,9 @@ impl<'a, C: Course> Run<'a, C> {
             self.state.step = at + 1;
             self.state.seconds += since.elapsed().as_secs_f64();
             since = Instant::now();
-            progress.update(self.state.step as u64, Some(steps.len() as u64), &format!("steps, loss {mean:.3}"));
+            let message =
+                format!("steps, loss {mean:.3}; all epochs: {}", time(left(&self.state, steps.len(), epochs)));
+            progress.update(self.state.step as u64, Some(steps.len() as u64), &message);
             if saved.elapsed() > CHECKPOINT_EVERY {
                 self.save()?;
                 saved = Instant::now();
@@ -249,6 +251,19 @@ impl<'a, C: Course> Run<'a, C> {
     }
 }
 
+/// The seconds until the end of the last epoch, within one of so many steps, at the mean rate so far. Patience may end
+/// it before.
+fn left(state: &State, steps: usize, epochs: usize) -> f64 {
+    let done = state.history.len() as f64 + state.step as f64 / steps as f64;
+    let spent = state.seconds + state.history.iter().map(|epoch| epoch.seconds).sum::<f64>();
+    spent / done * (epochs as f64 - done)
+}
+
+/// A time to wait, to the minute where it is long.
+fn time(seconds: f64) -> String {
+    if seconds < 60.0 { format!("{seconds:.0} s left") } else { format!("{:.0} min left", (seconds / 60.0).ceil()) }
+}
+
 /// Which epoch is the best; of equals the first.
 fn best(history: &[Epoch]) -> Option<usize> {
     (0..history.len()).reduce(|a, b| if history[b].score > history[a].score { b } else { a })
@@ -276,6 +291,16 @@ mod tests {
             assert!(schedule(0.0) > 0.0 && schedule(0.0) < 0.02);
             assert!(schedule(warm_up) > 0.99 && schedule(0.6) < 0.8 && schedule(0.999) < 0.001);
         }
+    }
+
+    #[test]
+    fn what_is_left_of_all_epochs_follows_from_the_rate_so_far() {
+        // Two epochs of 100 s and a quarter of the third in 20: 220 s for 2.25 epochs, and 2.75 are to come.
+        let history = vec![Epoch { seconds: 100.0, ..Epoch::default() }; 2];
+        let state = State { step: 10, seconds: 20.0, history, ..State::new(String::new()) };
+        assert!((left(&state, 40, 5) - 220.0 / 2.25 * 2.75).abs() < 1e-9);
+        assert_eq!(left(&State { step: 40, ..state }, 40, 3), 0.0);
+        assert_eq!([59.4, 60.0, 61.0].map(time), ["59 s left", "1 min left", "2 min left"]);
     }
 
     #[test]
