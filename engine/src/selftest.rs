@@ -4,12 +4,14 @@
 //! memory. Its texts would only look like those of a bad model. So before a model is loaded, a small one of the
 //! same traits (head width, grouped heads, biases, norms of heads, positions) gets seeded random weights twice: as
 //! configured, and in f32 on the CPU. Both go through one schedule of opens, forks, closes and steps with chunks, trees
-//! and commits, as nights do, and the scores of every node must agree. Takes a tenth of a second on a CPU.
+//! and commits, as nights of texts do, and a tree that grows from step to step, as the beams of a list do. The scores of
+//! every node must agree, and so must what is asked of some tokens and among some tokens alone. Takes a tenth of a
+//! second on a CPU.
 
 use std::collections::BTreeSet;
 
 use candle_core::{DType, Device, Tensor};
-use laser_cpu::{Format, ModelShape, RopeScaling};
+use laser_cpu::{Format, ModelShape, RopeScaling, is_allowed};
 use laser_decode::{Candidate, Draw, Noise, Prediction, ROOT_PARENT, Sampling, TargetScores, arrival, chain_parents};
 use laser_schema::{DeviceOption, sample::priority};
 use mistralrs_quant::IsqType;
@@ -25,16 +27,12 @@ use crate::{
     engine::Engine,
     error::EngineError,
     options::{DTypeOption, EngineOptions, name_of},
-    scores::Scores,
-    segment::{Segment, Slot},
+    segment::Segment,
     tree::{build, format, gguf_types, model_config},
 };
 
-/// Rounds of the schedule, each with a step of all sequences.
-const ROUNDS: usize = 32;
-
-/// Most sequences at a time.
-const SEQUENCES: usize = 6;
+mod walk;
+use walk::compare;
 
 /// Candidates compared per node. Of the oracle all are known, by which draws are judged.
 const TOP_K: [usize; 2] = [8, VOCABULARY];
@@ -43,11 +41,6 @@ const TOP_K: [usize; 2] = [8, VOCABULARY];
 const HIDDEN: usize = 256;
 const VOCABULARY: usize = 512;
 const POSITIONS: usize = 512;
-
-/// Tokens of a long context, and nodes of the tree behind it: few nodes and many rows, so that blocks of a GPU share
-/// them.
-const LONG: usize = 480;
-const BEHIND: usize = 12;
 
 /// What a self-test found.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -260,190 +253,36 @@ impl Random {
 
     /// A tree whose nodes continue any earlier node or the context.
     fn tree(&mut self, nodes: usize) -> (Vec<u32>, Vec<u32>) {
-        let parent = |node: usize| match self.below(node + 1) {
-            0 => ROOT_PARENT,
-            earlier => u32::try_from(earlier - 1).unwrap_or(ROOT_PARENT),
-        };
-        let parents = (0..nodes).map(parent).collect();
+        let parents = (0..nodes).map(|node| self.parent(node)).collect();
         (self.tokens(nodes), parents)
     }
-}
 
-/// A sequence in both engines, its committed tokens and what it may grow to.
-struct Sequence {
-    slots: [Slot; 2],
-    cached: usize,
-    capacity: usize,
-}
-
-/// A step's part of one sequence.
-struct Part {
-    sequence: usize,
-    tokens: Vec<u32>,
-    parents: Vec<u32>,
-    draw: Option<Draw>,
-    before: Vec<f32>,
-}
-
-/// Walks one schedule with both engines, and compares the scores of every node in a self-test that begins.
-///
-/// # Errors
-/// The first node that differs by more than the tolerance, and the engines'.
-fn compare(device: &mut dyn Engine, oracle: &mut dyn Engine, found: SelfTest) -> Result<SelfTest, EngineError> {
-    let info = device.info();
-    let hidden = if info.reads_features { info.hidden_size } else { 0 };
-    let mut walk = Walk {
-        hidden,
-        ahead: info.ahead(),
-        engines: [device, oracle],
-        sequences: Vec::new(),
-        random: Random::new("schedule"),
-        found,
-    };
-    for round in 0..ROUNDS {
-        walk.change()?;
-        walk.step(round)?;
-    }
-    walk.long_context()?;
-    Ok(walk.found)
-}
-
-struct Walk<'a> {
-    engines: [&'a mut dyn Engine; 2],
-    sequences: Vec<Sequence>,
-    random: Random,
-    found: SelfTest,
-    /// The width of the features that both read; 0 if they read none.
-    hidden: usize,
-    /// Tokens ahead that both tell of.
-    ahead: usize,
-}
-
-impl Walk<'_> {
-    /// Opens, forks or closes a sequence.
-    fn change(&mut self) -> Result<(), EngineError> {
-        let Self { engines: [device, oracle], sequences, random, .. } = self;
-        match random.below(4) {
-            0 | 1 if sequences.len() < SEQUENCES => {
-                let capacity = 8 + random.below(150);
-                let slots = [device.open(capacity)?, oracle.open(capacity)?];
-                sequences.push(Sequence { slots, cached: 0, capacity });
-            }
-            2 if !sequences.is_empty() && sequences.len() < SEQUENCES => {
-                let &Sequence { slots: [a, b], cached, .. } = &sequences[random.below(sequences.len())];
-                let cached = random.below(cached + 1);
-                let capacity = cached + 1 + random.below(100);
-                let slots = [device.fork(a, cached, capacity)?, oracle.fork(b, cached, capacity)?];
-                sequences.push(Sequence { slots, cached, capacity });
-            }
-            3 if sequences.len() > SEQUENCES / 2 => {
-                let Sequence { slots: [a, b], .. } = sequences.swap_remove(random.below(sequences.len()));
-                device.close(a);
-                oracle.close(b);
-            }
-            _ => {}
+    /// Any node before this one, or the context.
+    fn parent(&mut self, node: usize) -> u32 {
+        match self.below(node + 1) {
+            0 => ROOT_PARENT,
+            earlier => u32::try_from(earlier - 1).unwrap_or(ROOT_PARENT),
         }
-        Ok(())
     }
 
-    /// A step of most sequences: single tokens, small trees and ones of more nodes than a tile has rows.
-    fn step(&mut self, round: usize) -> Result<(), EngineError> {
-        let mut parts = Vec::new();
-        for sequence in 0..self.sequences.len() {
-            let Sequence { cached, capacity, .. } = self.sequences[sequence];
-            let room = (capacity - cached).min([1, 14, 70][self.random.below(3)]);
-            if room > 0 && self.random.below(4) > 0 {
-                let nodes = 1 + self.random.below(room);
-                let (tokens, parents) = self.random.tree(nodes);
-                parts.push(self.part(sequence, tokens, parents));
-            }
-        }
-        self.compare_step(round, &parts)?;
-        for part in parts {
-            let keep = match self.random.below(part.tokens.len() + 1) {
-                0 => Vec::new(),
-                node => path(&part.parents, node - 1),
-            };
-            self.commit(part.sequence, &keep)?;
-        }
-        Ok(())
-    }
-
-    /// A sequence alone, whose tree follows a long context.
-    fn long_context(&mut self) -> Result<(), EngineError> {
-        for Sequence { slots: [a, b], .. } in self.sequences.drain(..) {
-            self.engines[0].close(a);
-            self.engines[1].close(b);
-        }
-        let capacity = LONG + BEHIND;
-        let slots = [self.engines[0].open(capacity)?, self.engines[1].open(capacity)?];
-        self.sequences.push(Sequence { slots, cached: 0, capacity });
-        let (tokens, chain) = (self.random.tokens(LONG), chain_parents(LONG).collect());
-        let context = self.part(0, tokens, chain);
-        self.compare_step(ROUNDS, &[context])?;
-        self.commit(0, &(0..LONG).collect::<Vec<_>>())?;
-        let (tokens, parents) = self.random.tree(BEHIND);
-        let tree = self.part(0, tokens, parents);
-        self.compare_step(ROUNDS + 1, &[tree])
-    }
-
-    fn part(&mut self, sequence: usize, tokens: Vec<u32>, parents: Vec<u32>) -> Part {
-        let before = self.random.feature(tokens.len() * self.hidden);
-        Part { sequence, tokens, parents, draw: self.random.draw(), before }
-    }
-
-    fn commit(&mut self, sequence: usize, keep: &[usize]) -> Result<(), EngineError> {
-        let sequence = &mut self.sequences[sequence];
-        sequence.cached += keep.len();
-        for (engine, slot) in self.engines.iter_mut().zip(sequence.slots) {
-            engine.commit(slot, keep)?;
-        }
-        Ok(())
-    }
-
-    fn compare_step(&mut self, round: usize, parts: &[Part]) -> Result<(), EngineError> {
-        let scores = [self.scores(0, parts)?, self.scores(1, parts)?];
-        for (at, part) in parts.iter().enumerate() {
-            for node in 0..part.tokens.len() {
-                let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
-                for further in 0..self.ahead {
-                    self.found.add(scores[0][at].ahead(node, further), scores[1][at].ahead(node, further), place)?;
-                }
-                let (got, expected) = (scores[0][at].prediction(node), scores[1][at].prediction(node));
-                self.found.add_prediction(got, expected, place)?;
-                let position = self.sequences[part.sequence].cached + path(&part.parents, node).len() - 1;
-                let draw = part.draw.map(|draw| draw.after(position));
-                self.found.add_choice(got.choice.token, scores[1][at].top(node), (expected, draw), place)?;
-            }
-        }
-        Ok(())
-    }
-
-    fn scores(&mut self, engine: usize, parts: &[Part]) -> Result<Vec<Scores>, EngineError> {
-        let slots: Vec<Slot> = parts.iter().map(|part| self.sequences[part.sequence].slots[engine]).collect();
-        let segments: Vec<Segment<'_>> = parts
-            .iter()
-            .zip(slots)
-            .map(|(Part { tokens, parents, draw, before, .. }, slot)| Segment {
-                slot,
-                tokens,
-                parents,
-                scored_from: 0,
-                draw: *draw,
-                before,
-                ..Segment::default()
+    /// Tokens to ask for, up to `most` at each of so many nodes, and where those of each node end.
+    fn asked(&mut self, nodes: usize, most: usize) -> (Vec<u32>, Vec<usize>) {
+        let ends: Vec<usize> = (0..nodes)
+            .scan(0, |end, _| {
+                *end += self.below(most + 1);
+                Some(*end)
             })
             .collect();
-        self.engines[engine].step(&segments, TOP_K[engine])
+        (self.tokens(ends.last().copied().unwrap_or(0)), ends)
     }
-}
 
-/// Nodes from the context to `node`.
-fn path(parents: &[u32], node: usize) -> Vec<usize> {
-    let up = |node: &usize| (parents[*node] != ROOT_PARENT).then(|| parents[*node] as usize);
-    let mut path: Vec<usize> = std::iter::successors(Some(node), up).collect();
-    path.reverse();
-    path
+    /// A mask of about one token in so many, and of one at least.
+    fn mask(&mut self, one_in: usize) -> Vec<u32> {
+        let bits = |_| (0..32).filter(|_| self.below(one_in) == 0).fold(0, |word, bit| word | 1 << bit);
+        let mut mask: Vec<u32> = (0..VOCABULARY / 32).map(bits).collect();
+        mask[self.below(VOCABULARY / 32)] |= 1 << self.below(32);
+        mask
+    }
 }
 
 impl SelfTest {
@@ -511,6 +350,33 @@ impl SelfTest {
         match is_right {
             true => Ok(()),
             false => Err(self.failed(format!("{}: draws token {choice}", place()))),
+        }
+    }
+
+    /// Compares the log probabilities of the tokens that were asked for at one node.
+    fn add_asked(&mut self, got: &[f32], expected: &[f32], place: impl Fn() -> String) -> Result<(), EngineError> {
+        for (at, expected) in expected.iter().enumerate() {
+            let got = got.get(at).copied().unwrap_or(f32::NAN);
+            let difference = (got - expected).abs();
+            if difference.is_nan() || difference > self.tolerance {
+                let message = format!("{}: asked for, token {at} has {got:.3}, on the CPU {expected:.3}", place());
+                return Err(self.failed(message));
+            }
+            self.largest = self.largest.max(difference);
+        }
+        Ok(())
+    }
+
+    /// Checks that a mask has every one of these tokens.
+    fn add_allowed(
+        &self,
+        mut found: impl Iterator<Item = u32>,
+        mask: &[u32],
+        place: impl Fn() -> String,
+    ) -> Result<(), EngineError> {
+        match found.find(|&token| !is_allowed(mask, token)) {
+            Some(token) => Err(self.failed(format!("{}: token {token} may not follow", place()))),
+            None => Ok(()),
         }
     }
 

@@ -30,6 +30,12 @@ enum Fault {
     Rows,
     /// Wrong scores behind many rows, as of blocks that share a context and miss a part.
     LongContext,
+    /// What is held of a growing tree are its first nodes.
+    Hold,
+    /// What is asked of one token is told of the next.
+    Asked,
+    /// Tokens are chosen from all, whatever the mask.
+    Masked,
 }
 
 /// An engine with a fault.
@@ -53,7 +59,11 @@ impl Engine for Faulty {
     }
 
     fn masked(&mut self, nodes: &[MaskedNode<'_>], top_k: usize) -> Result<Vec<Allowed>, EngineError> {
-        self.engine.masked(nodes, top_k)
+        let mut nodes = nodes.to_vec();
+        if matches!(self.fault, Fault::Masked) {
+            nodes.iter_mut().for_each(|node| node.mask = &[u32::MAX; VOCABULARY / 32]);
+        }
+        self.engine.masked(&nodes, top_k)
     }
 
     fn open(&mut self, capacity: usize) -> Result<Slot, EngineError> {
@@ -74,6 +84,12 @@ impl Engine for Faulty {
         let mut segments = segments.to_vec();
         if matches!(self.fault, Fault::Mask) {
             segments.iter_mut().zip(&chains).for_each(|(segment, chain)| segment.parents = chain);
+        }
+        let next = |token: &u32| (token + 1) % u32::try_from(VOCABULARY).unwrap();
+        let asked: Vec<Vec<u32>> =
+            segments.iter().map(|segment| segment.asked.tokens.iter().map(next).collect()).collect();
+        if matches!(self.fault, Fault::Asked) {
+            segments.iter_mut().zip(&asked).for_each(|(segment, asked)| segment.asked.tokens = asked);
         }
         for segment in &mut segments {
             segment.draw = segment.draw.map(|draw| match self.fault {
@@ -128,7 +144,10 @@ impl Engine for Faulty {
     }
 
     fn hold(&mut self, slot: Slot, keep: &[usize]) -> Result<(), EngineError> {
-        self.engine.hold(slot, keep)
+        match self.fault {
+            Fault::Hold => self.engine.hold(slot, &(0..keep.len()).collect::<Vec<_>>()),
+            _ => self.engine.hold(slot, keep),
+        }
     }
 
     fn close(&mut self, slot: Slot) {
@@ -195,8 +214,12 @@ fn every_precision_of_a_sound_device_passes() {
 
 #[test]
 fn every_fault_is_found() {
-    use Fault::{Commit, Entropy, Fork, LongContext, Mask, Noise, NotANumber, Rows, TopP, WideSteps};
-    for fault in [WideSteps, NotANumber, Mask, Commit, Fork, Rows, Entropy, Noise, TopP, LongContext] {
+    use Fault::{
+        Asked, Commit, Entropy, Fork, Hold, LongContext, Mask, Masked, Noise, NotANumber, Rows, TopP, WideSteps,
+    };
+    for fault in
+        [WideSteps, NotANumber, Mask, Commit, Fork, Rows, Entropy, Noise, TopP, LongContext, Hold, Asked, Masked]
+    {
         let mut faulty = Faulty { engine: model(DTypeOption::F32), fault, steps: 0 };
         let mut oracle = model(DTypeOption::F32);
         // The widest tolerance of all.
