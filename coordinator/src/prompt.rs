@@ -217,7 +217,8 @@ pub struct PromptRenderer {
 }
 
 impl PromptRenderer {
-    /// Loads and checks the templates, for texts of at most `max_new_tokens`.
+    /// Loads and checks the templates, for texts of at most `max_new_tokens`. Warns where the longest prompts leave
+    /// fewer.
     ///
     /// # Errors
     /// All of [`PromptError`] that need no entity.
@@ -226,6 +227,16 @@ impl PromptRenderer {
         let budget = config.budget(positions, max_new_tokens);
         if budget == 0 || budget >= positions {
             return Err(PromptError::Budget { budget, positions });
+        }
+        let left = positions - budget;
+        if left < max_new_tokens {
+            tracing::warn!(
+                max_tokens = budget,
+                max_new_tokens,
+                positions,
+                "texts of the longest prompts end after {left} tokens; lower [prompt] max_tokens or [generate] \
+                 max_new_tokens"
+            );
         }
         let chat = match (config.chat, &model.chat_template) {
             (Chat::Never, _) | (Chat::Auto, None) => None,

@@ -122,7 +122,9 @@ async fn soon<T>(check: impl Future<Output = Result<T>>) -> Result<T> {
 }
 
 fn describe_model(config: &Config, model: &ModelFiles) -> Result<String> {
-    PromptRenderer::new(&config.prompt, model, config.generate.max_new_tokens).context("[prompt]")?;
+    // A list has few codes, and whether they fit is seen when its items are read.
+    let longest = config.lists.as_ref().map_or(config.generate.max_new_tokens, |_| 1);
+    PromptRenderer::new(&config.prompt, model, longest).context("[prompt]")?;
     let digest = model.digest()?;
     Ok(format!("{} with digest {digest}", config.model.path))
 }

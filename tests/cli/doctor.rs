@@ -60,6 +60,19 @@ fn the_device_is_tested_in_the_configured_precision() {
 }
 
 #[test]
+fn prompts_that_cut_texts_short_are_told() {
+    let workspace = Workspace::new();
+    // The model has 1,024 positions.
+    let words = ["texts of the longest prompts end after 24 tokens; lower [prompt] max_tokens"];
+    let long = doctor(&workspace, &["prompt.max_tokens=1000", "generate.max_new_tokens=25"]);
+    assert_exit(&long, 0);
+    assert_contains(&stderr(&long), &words);
+    let short = doctor(&workspace, &["prompt.max_tokens=1000", "generate.max_new_tokens=24"]);
+    assert_exit(&short, 0);
+    assert!(!stderr(&short).contains("longest prompts"), "{}", stderr(&short));
+}
+
+#[test]
 fn a_queue_that_will_not_do_is_told() {
     let workspace = Workspace::new();
     let at = |port: u16| format!("queue.url=nats://127.0.0.1:{port}");
