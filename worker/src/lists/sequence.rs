@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use laser_decode::{Beam, BeamSearch, Expected, Listed, Noise, Ranked, Seen, Trie};
+use laser_decode::{Beam, BeamSearch, Expected, Listed, Noise, Ranked, Seen};
 use laser_engine::{Scores, Slot};
 
 use super::coverage::Coverage;
