@@ -33,9 +33,11 @@ impl Scores {
         Self { ends: ends.to_vec(), ..self }
     }
 
-    /// The natural-log probabilities, over the whole vocabulary, of the tokens that were asked for at `node`.
+    /// The natural-log probabilities, over the whole vocabulary, of the tokens that were asked for at `node`; none where
+    /// nothing was.
     pub fn asked(&self, node: usize) -> &[f32] {
-        let of = |row: usize| Some((row.checked_sub(1).map_or(0, |before| self.ends[before]), *self.ends.get(row)?));
+        let end = |row: usize| self.ends.get(row).copied();
+        let of = |row: usize| Some((row.checked_sub(1).map_or(Some(0), end)?, end(row)?));
         let range = node.checked_sub(self.scored_from).and_then(of);
         range.and_then(|(start, end)| self.predictions.asked.get(start..end)).unwrap_or(&[])
     }
@@ -93,6 +95,7 @@ mod tests {
         for (node, expected, entropy) in [(0, 0, 0.0), (1, 0, 0.0), (2, 1, 0.1), (4, 1, 0.3), (5, 0, 0.0)] {
             assert_eq!((scores.top(node).len(), scores.prediction(node).entropy), (expected, entropy), "node {node}");
             assert_eq!(scores.prediction(node).choice.log_probability.is_nan(), expected == 0);
+            assert_eq!(scores.asked(node), []);
         }
     }
 }
