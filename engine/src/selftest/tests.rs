@@ -5,7 +5,11 @@ use std::path::PathBuf;
 use laser_cpu::{Allowed, Predictions};
 
 use super::*;
-use crate::{engine::EngineInfo, segment::MaskedNode};
+use crate::{
+    engine::EngineInfo,
+    scores::Scores,
+    segment::{MaskedNode, Slot},
+};
 
 /// A fault of a device.
 #[derive(Debug, Clone, Copy)]
