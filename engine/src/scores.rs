@@ -95,7 +95,7 @@ mod tests {
         for (node, expected, entropy) in [(0, 0, 0.0), (1, 0, 0.0), (2, 1, 0.1), (4, 1, 0.3), (5, 0, 0.0)] {
             assert_eq!((scores.top(node).len(), scores.prediction(node).entropy), (expected, entropy), "node {node}");
             assert_eq!(scores.prediction(node).choice.log_probability.is_nan(), expected == 0);
-            assert_eq!(scores.asked(node), []);
+            assert!(scores.asked(node).is_empty());
         }
     }
 }
