@@ -241,15 +241,16 @@ impl EngineLoop {
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) }
         };
-        let generator = self.generator.as_mut();
-        let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));
+        let (generator, release) = (self.generator.as_mut(), &self.stop.release);
+        let outcome = catch(|| audit(generator, &requests, release, figures)).and_then(|audit| Ok(audit?));
         let output = match outcome {
-            Ok(audit) => Output::Audit(audit),
-            Err(error) => {
-                self.generator.reset();
-                Output::Failed(error.to_string())
-            }
+            Ok(Some(audit)) => Output::Audit(audit),
+            Ok(None) => Output::Released,
+            Err(error) => Output::Failed(error.to_string()),
         };
+        if !matches!(output, Output::Audit(_)) {
+            self.generator.reset();
+        }
         self.finish_shard(lease, output);
     }
 

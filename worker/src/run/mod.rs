@@ -67,7 +67,8 @@ pub async fn run_worker<Q: Queue + 'static>(
         let run = Span::current();
         tokio::task::spawn_blocking(move || {
             let _entered = run.entered();
-            let tonight = Tonight::new(generator.pool_meta(), generator.adapts(), context.pools.values());
+            let may_replace = generator.adapts() && context.run.plan.guards.is_none();
+            let tonight = Tonight::new(generator.pool_meta(), may_replace, context.pools.values());
             let (open, queued) = (HashMap::new(), VecDeque::new());
             EngineLoop { context, generator, stop, done: done_tx, open, queued, tonight }.run(load_rx)
         })

@@ -6,8 +6,11 @@
 //!
 //! What drafts from them is verified strictly, whatever the rule. Otherwise a text would depend on which others its
 //! worker wrote before, and guards, which judge a pool before it is used, could not judge this one. So a first night's
-//! texts are what plain decoding gives. For the same reason they never replace a pool where drafts do not adapt: there,
-//! and only there, a relaxed text depends on its entity alone.
+//! texts are what plain decoding gives. For the same reason they never replace a pool in two cases:
+//!
+//! - Drafts do not adapt. There, and only there, a relaxed text depends on its entity alone.
+//! - Guards hold back a pool's texts until its audit is judged. A worker that has outgrown the pools would audit such a
+//!   pool without drafting from it, and other workers would then generate with a pool that nobody has judged.
 
 use std::collections::{HashMap, HashSet};
 
@@ -27,7 +30,7 @@ const TIMES: usize = 4;
 
 /// The texts that a worker has written of a night.
 pub(super) struct Tonight {
-    /// What their pools are; none where nothing is drafted from pools.
+    /// What their pools are, but for the kind in their names; none where nothing is drafted from pools.
     meta: Option<PoolMeta>,
     /// Texts that replace a pool, at least; none where no pool is ever replaced.
     replacing: Option<usize>,
@@ -44,10 +47,10 @@ struct Written {
 
 impl Tonight {
     /// Of a generator whose [pools](crate::generate::TextGenerator::pool_meta) would be these, beside those that there
-    /// are, and whose drafts [adapt](crate::generate::TextGenerator::adapts) or not.
-    pub(super) fn new<'a>(meta: Option<PoolMeta>, adapts: bool, pools: impl Iterator<Item = &'a Pool>) -> Self {
+    /// are, which the night's texts may replace or not.
+    pub(super) fn new<'a>(meta: Option<PoolMeta>, may_replace: bool, pools: impl Iterator<Item = &'a Pool>) -> Self {
         let texts = TIMES * pools.map(Pool::texts).sum::<usize>();
-        Self { meta, replacing: (adapts && texts <= MOST).then_some(texts), kinds: HashMap::new() }
+        Self { meta, replacing: (may_replace && texts <= MOST).then_some(texts), kinds: HashMap::new() }
     }
 
     /// Whether texts draft from those of the night: they have no pool, or the night has far outgrown the pools.
@@ -76,7 +79,7 @@ impl Tonight {
         written.texts.push((id.clone(), tokens.to_vec()));
         let count = written.texts.len();
         if count == MOST || (count.is_power_of_two() && count >= FIRST) {
-            written.pool = pool(meta, written.texts.iter().map(|(_, tokens)| tokens));
+            written.pool = pool(meta, kind, written.texts.iter().map(|(_, tokens)| tokens));
         }
     }
 
@@ -87,13 +90,15 @@ impl Tonight {
         written.pool.as_ref()?;
         let ids: HashSet<&EntityId> = ids.collect();
         let others = written.texts.iter().filter(|(id, _)| !ids.contains(id));
-        pool(meta, others.map(|(_, tokens)| tokens))
+        pool(meta, kind, others.map(|(_, tokens)| tokens))
     }
 }
 
-/// The pool of these texts. Without one they are generated all the same.
-fn pool<'a>(meta: &PoolMeta, texts: impl Iterator<Item = &'a Vec<Token>>) -> Option<Pool> {
-    let built = build_pool(meta, texts.cloned()).and_then(|bytes| Pool::open(bytes.into()));
+/// The pool of these texts. Without one they are generated all the same. Each kind's has a name of its own, by which
+/// the draft budget keeps what it learns.
+fn pool<'a>(meta: &PoolMeta, kind: Kind, texts: impl Iterator<Item = &'a Vec<Token>>) -> Option<Pool> {
+    let meta = PoolMeta { name: format!("{}-{kind}", meta.name), ..meta.clone() };
+    let built = build_pool(&meta, texts.cloned()).and_then(|bytes| Pool::open(bytes.into()));
     built.inspect_err(|error: &PoolError| tracing::warn!(%error, "no pool of tonight's texts")).ok()
 }
 
@@ -115,7 +120,7 @@ mod tests {
 
     fn pool_of(texts: usize) -> Pool {
         let texts: Vec<Vec<Token>> = (0..texts).map(text).collect();
-        pool(&meta(), texts.iter()).unwrap()
+        pool(&meta(), Kind::User, texts.iter()).unwrap()
     }
 
     fn texts(pool: Option<Pool>) -> usize {
@@ -155,7 +160,18 @@ mod tests {
     }
 
     #[test]
-    fn no_pool_is_replaced_where_drafts_do_not_adapt() {
+    fn users_and_items_have_pools_of_different_names() {
+        let mut tonight = Tonight::new(Some(meta()), true, [].iter());
+        for number in 0..FIRST {
+            Kind::ALL.into_iter().for_each(|kind| tonight.add(false, (kind, &id(number)), &text(number)));
+        }
+        let names = Kind::ALL.map(|kind| tonight.pool(kind).unwrap().name().to_owned());
+        assert_eq!(names, ["tonight-user", "tonight-item"]);
+        assert_eq!(tonight.without(Kind::Item, [].iter()).unwrap().name(), "tonight-item");
+    }
+
+    #[test]
+    fn no_pool_is_replaced_where_none_may_be() {
         let mut tonight = Tonight::new(Some(meta()), false, [pool_of(1)].iter());
         for number in 0..FIRST {
             tonight.add(true, (Kind::User, &id(number)), &text(number));

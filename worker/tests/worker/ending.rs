@@ -6,13 +6,14 @@ use std::time::Duration;
 
 use laser_coordinator::ledger::LedgerCounts;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_schema::job::{Lease, Queue, QueueError};
+use laser_schema::job::{Action, Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
+use laser_worker::generate::GenerateOptions;
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
-use crate::planned::{Run, first_night, generator, good, limits};
-use crate::support::fake_options;
+use crate::planned::{Run, first_night, generator, good, limits, plan_night, users_to};
+use crate::support::{fake_options, options, watched};
 use crate::watch::Mischief;
 
 /// A queue that does something else with some leases.
@@ -104,6 +105,30 @@ async fn a_released_worker_gives_everything_back_at_once() {
     let stop = Stop::default();
     let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
     assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (0, 6, 0, 0));
+}
+
+#[tokio::test]
+async fn a_released_worker_gives_an_audit_back_after_the_step_in_hand() {
+    let run = plan_night(&users_to(20), 0.5).await;
+    let texts: Vec<u32> = run.jobs(Action::Generate).map(|job| job.shard).collect();
+    let shards = run.plan().shards.len();
+    let queue = Arc::new(LocalQueue::new(&run.plan().shards, &texts, limits()));
+    let stop = Stop::default();
+    let cancel = vec![stop.drain.clone(), stop.release.clone()];
+    let options = GenerateOptions { step_tokens: 128, ..options() };
+    let (generator, log) = watched(fake_options(), Mischief { cancel, ..Mischief::default() }, options);
+    let generator = run_worker(queue.clone(), run.context.clone(), Box::new(generator), stop).await.unwrap();
+    let counts = queue.counts();
+    assert!(texts.len() < shards, "there are audits");
+    assert_eq!((counts.committed, counts.ready), (texts.len(), shards - texts.len()));
+    assert_eq!((counts.leased, counts.dead, run.context.progress.snapshot().failed_attempts), (0, 0, 0));
+    assert!(run.context.run.committed().await.unwrap().is_empty());
+    assert_eq!(log.lock().unwrap().steps.len(), 1);
+    assert!(log.lock().unwrap().open.is_empty());
+    assert_eq!(generator.load(), 0);
+    // It is as good as new.
+    run.work(&queue, generator).await;
+    assert_eq!(queue.counts().committed, shards);
 }
 
 #[tokio::test]

@@ -6,12 +6,12 @@ use jiff::civil::date;
 use laser_coordinator::gate::Gate;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_schema::Kind;
-use laser_schema::audit::{Audit, Proposer};
+use laser_schema::audit::Proposer;
 use laser_schema::guard::{GuardAction, Guards, Verdict};
 use laser_schema::job::Action;
-use laser_schema::knowledge::Figures;
+use laser_schema::knowledge::{Figures, KnowledgeRecord};
 
-use crate::planned::{RELAXED, Run, limits, plan_as, relaxed, users_to};
+use crate::planned::{RELAXED, Run, adapting, limits, plan_as, relaxed, users_to};
 use crate::support::*;
 
 /// A night of relaxed texts that are judged by how probable they are.
@@ -35,6 +35,27 @@ async fn gated(min_log_probability: f64) -> Run {
     }
     let context = Arc::get_mut(&mut run.context).unwrap();
     context.pools.insert("user-all".to_owned(), pool(&texts));
+    run
+}
+
+/// A night of relaxed texts whose pool, which has kept its bounds if there are guards, is so small that a worker soon
+/// outgrows it. Its audits come last, as one that is delivered again does.
+async fn outgrown(guards: Option<Guards>) -> Run {
+    // Planned without guards: with them audits come first.
+    let mut run = plan_as(tempfile::tempdir().unwrap(), date(2026, 11, 20), &users_to(60), |request| {
+        request.audit_share = 0.2;
+        request.spec.verification = RELAXED;
+    })
+    .await;
+    let mut audited = Vec::new();
+    for job in run.jobs(Action::Audit) {
+        audited.extend(run.rows(job).await);
+    }
+    let texts: Vec<Vec<u32>> = audited.iter().take(4).map(|row| second_best(&row.prompt)).collect();
+    let context = Arc::get_mut(&mut run.context).unwrap();
+    context.pools.insert("user-all".to_owned(), pool(&texts));
+    Arc::get_mut(&mut context.run.plan).unwrap().guards = guards;
+    context.run.store.judge(Kind::User, "user-all", Verdict::default()).await.unwrap();
     run
 }
 
@@ -103,6 +124,25 @@ async fn texts_of_a_pool_that_keeps_its_bounds_are_relaxed() {
 }
 
 #[tokio::test]
+async fn a_pool_that_guards_judge_is_audited_and_drafted_from_though_the_night_has_outgrown_it() {
+    let guards = Guards { action: GuardAction::Strict, max_relaxed_share: Some(0.5), ..Guards::default() };
+    for guards in [None, Some(guards)] {
+        let run = outgrown(guards).await;
+        run.work(&run.queue(), adapting()).await;
+        let (mut relaxed, mut records) = (0, Vec::new());
+        for job in run.jobs(Action::Audit) {
+            relaxed += run.audit(job).await.figures.relaxed;
+        }
+        for job in run.jobs(Action::Generate) {
+            records.extend(run.part(job).await.0);
+        }
+        assert_eq!(relaxed > 0, guards.is_some());
+        let of_pool = |r: &KnowledgeRecord| r.policy == RELAXED.to_string() && !r.pool_digest.is_empty();
+        assert_eq!(records.iter().all(of_pool), guards.is_some());
+    }
+}
+
+#[tokio::test]
 async fn a_shard_of_a_pool_that_was_not_judged_is_not_generated() {
     let run = gated(-90.0).await;
     let queue = queue_without(&run, Action::Audit);
@@ -118,8 +158,7 @@ async fn an_audit_holds_both_texts_and_sums_over_those_with_speculation() {
     work(&run).await;
     let mut figures = Figures::default();
     for job in run.jobs(Action::Audit) {
-        let bytes = run.output.join(&job.output).read().await.unwrap();
-        let audit: Audit = serde_json::from_slice(&bytes).unwrap();
+        let audit = run.audit(job).await;
         assert_eq!(audit.pairs.len() as u64, audit.report.texts);
         for (row, text) in run.rows(job).await.iter().zip(&audit.pairs) {
             let expected = naive(&mut fake(), &row.prompt, &options());

@@ -10,9 +10,10 @@ use laser_coordinator::ledger::LedgerLimits;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_coordinator::plan::{PlanRequest, plan};
 use laser_coordinator::prompt::{PromptConfig, PromptRenderer};
-use laser_decode::Verification;
-use laser_engine::FakeOptions;
-use laser_model::ModelFiles;
+use laser_decode::{PoolMeta, Verification};
+use laser_engine::{EngineError, FakeOptions};
+use laser_model::{ModelFiles, Tokenizer};
+use laser_schema::audit::Audit;
 use laser_schema::job::{Action, Plan, Policy, Queue, ShardJob, ShardRow, Spec};
 use laser_schema::knowledge::{ErrorRecord, KnowledgeRecord};
 use laser_schema::lists::ListRows;
@@ -23,7 +24,7 @@ use laser_store::part::decode_part;
 use laser_store::previous::PreviousSource;
 use laser_store::run_store::{PlannedRun, RunStore};
 use laser_store::{Location, table};
-use laser_worker::generate::{GenerateOptions, TextGenerator};
+use laser_worker::generate::{Finished, GenerateError, GenerateOptions, Request, TextGenerator};
 use laser_worker::run::{RunContext, Stop, run_worker};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -163,6 +164,51 @@ pub(crate) fn relaxed() -> Box<dyn TextGenerator> {
     Box::new(watched(fake_options(), Mischief::default(), options).0)
 }
 
+/// That of [`relaxed`], which says that its drafts adapt. They do not, so no text depends on measured times.
+pub(crate) fn adapting() -> Box<dyn TextGenerator> {
+    Box::new(Adapting(relaxed()))
+}
+
+struct Adapting(Box<dyn TextGenerator>);
+
+impl TextGenerator for Adapting {
+    fn tokenizer(&self) -> &Tokenizer {
+        self.0.tokenizer()
+    }
+
+    fn pool_meta(&self) -> Option<PoolMeta> {
+        self.0.pool_meta()
+    }
+
+    fn adapts(&self) -> bool {
+        true
+    }
+
+    fn batch(&self) -> usize {
+        self.0.batch()
+    }
+
+    fn load(&self) -> usize {
+        self.0.load()
+    }
+
+    fn submit(&mut self, request: Request) {
+        self.0.submit(request);
+    }
+
+    fn share_prefix(&mut self, prompts: &[&[u32]]) -> Result<(), EngineError> {
+        self.0.share_prefix(prompts)
+    }
+
+    fn step(&mut self) -> Result<Vec<Finished>, GenerateError> {
+        self.0.step()
+    }
+
+    fn reset(&mut self) {
+        self.0.reset();
+    }
+}
+
 impl Run {
     pub(crate) fn plan(&self) -> &Plan {
         &self.context.run.plan
@@ -195,6 +241,11 @@ impl Run {
         assert_eq!((info.shard, &info.run), (job.shard, &self.plan().run));
         assert_eq!((rows.len() + info.errors.len()) as u64, job.rows);
         (rows, info.errors)
+    }
+
+    pub(crate) async fn audit(&self, job: &ShardJob) -> Audit {
+        let bytes = self.output.join(&job.output).read().await.unwrap();
+        serde_json::from_slice(&bytes).unwrap()
     }
 
     /// Every shard is committed, and every text is what plain greedy decoding gives.

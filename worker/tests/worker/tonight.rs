@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use jiff::civil::date;
 use laser_coordinator::plan::PlanRequest;
-use laser_schema::audit::Audit;
 use laser_schema::job::Action;
 use laser_schema::knowledge::{Figures, KnowledgeRecord};
 
-use crate::planned::{RELAXED, Run, plan_as, relaxed, users_to};
+use crate::planned::{RELAXED, Run, adapting, plan_as, relaxed, users_to};
 use crate::support::*;
 
 const USERS: i64 = 160;
@@ -70,7 +69,7 @@ async fn texts_without_a_pool_draft_from_those_before_them_and_are_plain_ones() 
 #[tokio::test]
 async fn a_pool_of_a_few_texts_is_replaced_by_those_of_the_night() {
     let run = night(0.0, 4).await;
-    run.work(&run.queue(), relaxed()).await;
+    run.work(&run.queue(), adapting()).await;
     let records = records(&run).await;
     let is_strict = |record: &KnowledgeRecord| record.policy == "strict";
     let first = records.iter().position(is_strict).unwrap();
@@ -84,7 +83,7 @@ async fn a_pool_of_a_few_texts_is_replaced_by_those_of_the_night() {
 #[tokio::test]
 async fn texts_with_a_pool_are_verified_as_configured() {
     let run = night(0.0, 50).await;
-    run.work(&run.queue(), relaxed()).await;
+    run.work(&run.queue(), adapting()).await;
     let records = records(&run).await;
     assert!(records.iter().all(|record| record.policy == RELAXED.to_string() && !record.pool_digest.is_empty()));
     assert!(accepted(&records) < 0.5, "nobody wrote the texts of its pool, and 160 are not four times as many");
@@ -96,8 +95,7 @@ async fn an_audit_drafts_from_the_texts_of_others() {
     run.work(&run.queue(), relaxed()).await;
     let mut figures = Figures::default();
     for job in run.jobs(Action::Audit) {
-        let bytes = run.output.join(&job.output).read().await.unwrap();
-        let audit: Audit = serde_json::from_slice(&bytes).unwrap();
+        let audit = run.audit(job).await;
         assert_eq!(audit.report.texts, audit.report.identical);
         figures.add(&audit.figures);
     }
