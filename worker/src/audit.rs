@@ -9,6 +9,7 @@ use laser_schema::EntityId;
 use laser_schema::audit::{Audit, AuditedText, Origin, Piece};
 use laser_schema::job::ShardRow;
 use laser_schema::knowledge::Figures;
+use tokio_util::sync::CancellationToken;
 
 use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
 
@@ -17,7 +18,8 @@ use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator
 const TURN_BATCHES: usize = 4;
 
 /// Generates every request both ways in turns, so that a drift of the machine's speed affects both alike. Rows that
-/// fail either way are left out. `figures` are those of the speculative texts.
+/// fail either way are left out. `figures` are those of the speculative texts. `None`: `release` was cancelled before
+/// the end, and the generator still has requests.
 ///
 /// # Errors
 /// The engine's, if it is given up.
@@ -25,12 +27,13 @@ pub(crate) fn audit(
     generator: &mut dyn TextGenerator,
     requests: &[(&ShardRow, Request)],
     figures: impl Fn(&ShardRow, &Request, &Generated) -> Figures,
-) -> Result<Audit, GenerateError> {
+    release: &CancellationToken,
+) -> Result<Option<Audit>, GenerateError> {
     let mut audit = Audit::default();
     let turns = (requests.len() / (TURN_BATCHES * generator.batch().max(1))).max(1);
     for turn in requests.chunks(requests.len().div_ceil(turns).max(1)) {
-        let (plain, plain_seconds) = run(generator, turn, true)?;
-        let (fast, seconds) = run(generator, turn, false)?;
+        let Some((plain, plain_seconds)) = run(generator, turn, true, release)? else { return Ok(None) };
+        let Some((fast, seconds)) = run(generator, turn, false, release)? else { return Ok(None) };
         audit.report.plain_seconds += plain_seconds;
         audit.report.seconds += seconds;
         for (((row, request), plain), fast) in turn.iter().zip(&plain).zip(&fast) {
@@ -42,7 +45,7 @@ pub(crate) fn audit(
             }
         }
     }
-    Ok(audit)
+    Ok(Some(audit))
 }
 
 fn add(audit: &mut Audit, text: AuditedText) {
@@ -109,20 +112,24 @@ fn run(
     generator: &mut dyn TextGenerator,
     turn: &[(&ShardRow, Request)],
     plain: bool,
-) -> Result<(Texts, f64), GenerateError> {
+    release: &CancellationToken,
+) -> Result<Option<(Texts, f64)>, GenerateError> {
     let start = Instant::now();
     let mut texts: Texts = vec![None; turn.len()];
     for ((_, request), id) in turn.iter().zip(0..) {
         generator.submit(Request { id, plain, ..request.clone() });
     }
     while generator.load() > 0 {
+        if release.is_cancelled() {
+            return Ok(None);
+        }
         for Finished { id, result } in generator.step()? {
             if let Some(text) = usize::try_from(id).ok().and_then(|i| texts.get_mut(i)) {
                 *text = result.ok();
             }
         }
     }
-    Ok((texts, start.elapsed().as_secs_f64()))
+    Ok(Some((texts, start.elapsed().as_secs_f64())))
 }
 
 #[cfg(test)]

@@ -241,10 +241,14 @@ impl EngineLoop {
             let previous = with_end(request.previous.len() as u64, text.stop);
             Figures { forced: text.forced, ..Figures::of(&record, &text.tokens, previous) }
         };
-        let generator = self.generator.as_mut();
-        let outcome = catch(|| audit(generator, &requests, figures)).and_then(|audit| Ok(audit?));
+        let (generator, release) = (self.generator.as_mut(), &self.stop.release);
+        let outcome = catch(|| audit(generator, &requests, figures, release)).and_then(|audit| Ok(audit?));
         let output = match outcome {
-            Ok(audit) => Output::Audit(audit),
+            Ok(Some(audit)) => Output::Audit(audit),
+            Ok(None) => {
+                self.generator.reset();
+                Output::Released
+            }
             Err(error) => {
                 self.generator.reset();
                 Output::Failed(error.to_string())

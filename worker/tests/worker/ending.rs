@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use laser_coordinator::ledger::LedgerCounts;
 use laser_coordinator::local_queue::LocalQueue;
-use laser_schema::job::{Lease, Queue, QueueError};
+use laser_schema::job::{Action, Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
-use crate::planned::{Run, first_night, generator, good, limits};
+use crate::planned::{Run, first_night, generator, good, limits, plan_night, users_to};
 use crate::support::fake_options;
 use crate::watch::Mischief;
 
@@ -82,10 +82,9 @@ impl Queue for Tampered {
     }
 }
 
-/// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
-async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
-    let run = first_night(30).await;
-    let queue = run.queue();
+/// Works on a run, of which some shards are `done`, until `stop`, of which `tokens` are cancelled at the first step.
+async fn stopped_at_first_step(run: &Run, done: &[u32], stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
+    let queue = Arc::new(LocalQueue::new(&run.plan().shards, done, limits()));
     let generator = generator(fake_options(), Mischief { cancel: tokens, ..Mischief::default() });
     run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
@@ -93,17 +92,39 @@ async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> Le
 
 #[tokio::test]
 async fn a_draining_worker_finishes_what_it_began_and_gives_the_rest_back() {
-    let stop = Stop::default();
-    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain]).await;
+    let (run, stop) = (first_night(30).await, Stop::default());
+    let counts = stopped_at_first_step(&run, &[], stop.clone(), vec![stop.drain]).await;
     assert!((1..6).contains(&counts.committed), "{} committed", counts.committed);
     assert_eq!((counts.committed + counts.ready, counts.leased, counts.dead), (6, 0, 0));
 }
 
 #[tokio::test]
 async fn a_released_worker_gives_everything_back_at_once() {
-    let stop = Stop::default();
-    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
+    let (run, stop) = (first_night(30).await, Stop::default());
+    let counts = stopped_at_first_step(&run, &[], stop.clone(), vec![stop.drain, stop.release]).await;
     assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (0, 6, 0, 0));
+}
+
+#[tokio::test]
+async fn a_released_worker_gives_an_audit_back_at_once() {
+    let (run, stop) = (plan_night(&users_to(20), 0.5).await, Stop::default());
+    let done: Vec<u32> = run.jobs(Action::Generate).map(|job| job.shard).collect();
+    let audits = run.jobs(Action::Audit).count();
+    assert!(audits > 0);
+    let counts = stopped_at_first_step(&run, &done, stop.clone(), vec![stop.drain, stop.release]).await;
+    assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (done.len(), audits, 0, 0));
+}
+
+#[tokio::test]
+async fn an_abandoned_commit_fails_the_attempt_and_writes_nothing() {
+    let (run, stop) = (first_night(10).await, Stop::default());
+    let queue = run.queue();
+    stop.abandon.cancel();
+    run_worker(queue.clone(), run.context.clone(), good(), stop).await.unwrap();
+    let dead = queue.dead();
+    assert_eq!((queue.counts().committed, dead.len()), (0, 2));
+    assert!(dead[0].1.contains("while the store did not answer"), "{}", dead[0].1);
+    assert!(run.context.run.committed().await.unwrap().is_empty());
 }
 
 #[tokio::test]
