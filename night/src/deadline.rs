@@ -6,6 +6,7 @@ use anyhow::Result;
 use jiff::civil::Time;
 use jiff::tz::TimeZone;
 use jiff::{Timestamp, ToSpan, Zoned};
+use laser_worker::run::Stop;
 use tokio_util::sync::CancellationToken;
 
 /// When a run is published whatever is missing, if ever.
@@ -32,15 +33,29 @@ impl Deadline {
 
     /// A token that is cancelled with `drain` or at the deadline, whichever comes first.
     pub(crate) fn end(&self, drain: &CancellationToken) -> CancellationToken {
-        let end = drain.child_token();
-        if let Some(left) = self.seconds_left() {
-            let end = end.clone();
+        self.stop(drain).drain
+    }
+
+    /// How a worker of this process is told to end: after `drain` it finishes the shards in hand, at the deadline it
+    /// gives them back. A commit in hand is finished however long it takes: nothing is published before.
+    pub(crate) fn stop(&self, drain: &CancellationToken) -> Stop {
+        let stop = Stop { drain: drain.child_token(), ..Stop::default() };
+        if self.0.is_some() {
+            let (deadline, stop) = (self.clone(), stop.clone());
             tokio::spawn(async move {
-                tokio::time::sleep(Duration::from_secs_f64(left.max(0.0))).await;
-                end.cancel();
+                deadline.pass().await;
+                stop.drain.cancel();
+                stop.release.cancel();
             });
         }
-        end
+        stop
+    }
+
+    /// Returns once it lies behind, even if the clock is set back meanwhile: what is given back must then be sealed.
+    async fn pass(&self) {
+        while let Some(left) = self.seconds_left().filter(|left| *left > 0.0) {
+            tokio::time::sleep(Duration::from_secs_f64(left)).await;
+        }
     }
 }
 
@@ -60,4 +75,22 @@ fn first_after(from: Zoned, time: Time) -> Result<Zoned> {
         true => today.checked_add(1.day())?,
         false => today,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_deadline_releases_a_worker_and_a_signal_only_drains_it() {
+        let signal = CancellationToken::new();
+        let late = Deadline(Some(Zoned::now())).stop(&signal);
+        late.drain.cancelled().await;
+        late.release.cancelled().await;
+        assert!(!late.abandon.is_cancelled() && !signal.is_cancelled());
+        let stop = Deadline(None).stop(&signal);
+        assert!(!stop.drain.is_cancelled());
+        signal.cancel();
+        assert!(stop.drain.is_cancelled() && !stop.release.is_cancelled());
+    }
 }

@@ -10,7 +10,7 @@ mod work;
 
 use anyhow::Result;
 use jiff::civil::Date;
-use laser_coordinator::nats;
+use laser_coordinator::nats::{self, NatsClient};
 use laser_schema::Progress;
 use laser_store::run_store::RunStore;
 use tokio_util::sync::CancellationToken;
@@ -42,7 +42,7 @@ pub async fn coordinate(
         Some(run) => night.resume_run(run).await?,
         None => night.choose_run().await?,
     };
-    if store.is_cancelled().await? {
+    if purge_if_cancelled(&client, &store).await? {
         return Ok(Outcome::Cancelled { run: store.name().to_owned() });
     }
     let span = telemetry::run_span(store.name());
@@ -56,8 +56,8 @@ pub async fn coordinate(
     work.instrument(span).await
 }
 
-/// Ends a run: its coordinator stops, its shards leave the queue. What is committed stays. Returns how many shards
-/// left.
+/// Ends a run: its coordinator stops, its shards leave the queue. Workers finish and commit the shards that they hold.
+/// What is committed stays. Returns how many shards left.
 ///
 /// # Errors
 /// If there is no such run, and those of store and queue.
@@ -66,7 +66,18 @@ pub async fn cancel(config: &Config, run: &str) -> Result<u64> {
     planned(&store).await?;
     let client = nats::connect(&config.queue()?, "laser-cancel").await?;
     store.cancel().await?;
+    // After the marker, which a coordinator reads once it has published: whoever is later empties the queue.
     Ok(client.purge(run).await?)
+}
+
+/// Whether a run was cancelled. If so, its shards leave the queue: a coordinator may have published some after `cancel`
+/// emptied it.
+async fn purge_if_cancelled(client: &NatsClient, store: &RunStore) -> Result<bool> {
+    let is_cancelled = store.is_cancelled().await?;
+    if is_cancelled {
+        client.purge(store.name()).await?;
+    }
+    Ok(is_cancelled)
 }
 
 /// The night of a run, which its name begins with.

@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 use tempfile::TempDir;
 
 use crate::faults::{FAULTY, faulty_device, signal, texts, without_run};
-use crate::proxy::Proxy;
+use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
 use crate::server::{Server, installed};
 use crate::{
@@ -374,6 +374,27 @@ fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() 
     assert_contains(&errors, &["not generated before the deadline"]);
 }
 
+/// None of the run's shards is left for a worker.
+#[track_caller]
+fn assert_none_queued(cluster: &Cluster, run: &str) {
+    assert_prints(&cluster.laser(&["cancel"], &[run]), &["cancelled, 0 shards left the queue"]);
+}
+
+/// The coordinator has found the run not cancelled and publishes its shards.
+#[test]
+fn a_run_that_is_cancelled_while_it_is_queued_leaves_nothing_in_the_queue() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let proxy = Proxy::tcp(cluster.nats.port());
+    proxy.set(Fault::Hold { word: "PUB laser.jobs.2026", heard: false });
+    let coordinator = cluster.start_at_nats("coordinator", &proxy);
+    proxy.wait_held();
+    let run = cluster.run_id();
+    assert_exit(&cluster.laser(&["cancel"], &[&run]), 0);
+    proxy.set(Fault::None);
+    coordinator.assert_ends(75);
+    assert_none_queued(&cluster, &run);
+}
+
 #[test]
 fn a_cancelled_run_stops_and_resumes() {
     let cluster = Cluster::new("LASER_NATS_NEW");
@@ -382,8 +403,13 @@ fn a_cancelled_run_stops_and_resumes() {
     let coordinator = Process::start(coordinator);
     coordinator.wait_for("queued shards", 1);
     let run = cluster.run_id();
+    // So that it next looks at a run that is cancelled, and at a queue that is empty.
+    signal(&coordinator.child, "-STOP");
     assert_exit(&cluster.laser(&["cancel"], &[&run]), 0);
-    coordinator.assert_ends(75);
+    signal(&coordinator.child, "-CONT");
+    let log = coordinator.assert_ends(75);
+    assert_eq!(log.iter().filter(|line| line.contains("queued shards")).count(), 1, "{}", log.join("\n"));
+    assert_none_queued(&cluster, &run);
     let refused = cluster.laser(&["coordinator"], &["--previous", "latest"]);
     assert_exit(&refused, 75);
     assert_contains(&stderr(&refused), &["was cancelled"]);

@@ -1,4 +1,4 @@
-//! The coordinator's side: queueing a run, counting its queued shards, cancelling.
+//! The coordinator's side: queueing a run, counting its queued shards, removing them.
 
 use std::error::Error;
 
@@ -64,8 +64,8 @@ impl NatsClient {
         Ok(listed.len() as u64)
     }
 
-    /// Cancels a run: removes its queued shards and returns their number. Workers finish and commit the shards that
-    /// they hold, but nobody gets those again.
+    /// Removes a run's queued shards, also those that workers hold, and returns their number. Workers finish and commit
+    /// what they hold, but nobody gets those shards again unless they are published again.
     ///
     /// # Errors
     /// [`NatsError::RunName`], [`NatsError::Request`].

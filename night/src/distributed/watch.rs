@@ -12,6 +12,7 @@ use metrics::{counter, gauge};
 use tokio_util::sync::CancellationToken;
 use tracing::instrument;
 
+use super::purge_if_cancelled;
 use crate::deadline::Deadline;
 use crate::failure;
 use crate::night::{Night, Outcome, without_audits};
@@ -47,12 +48,12 @@ pub(super) async fn watch(
         };
         let pause = (POLL_PAUSE * started.elapsed()).clamp(POLL_EVERY, POLL_AT_LEAST_EVERY);
         match polled {
-            Ok(state) if state.cancelled => return Ok(Outcome::Cancelled { run: run.name().to_owned() }),
+            Ok(None) => return Ok(Outcome::Cancelled { run: run.name().to_owned() }),
             // With a deadline there is time to replay what was given up.
-            Ok(state) if state.open == 0 && (state.dead.is_empty() || deadline.seconds_left().is_none()) => {
+            Ok(Some(state)) if state.open == 0 && (state.dead.is_empty() || deadline.seconds_left().is_none()) => {
                 break state.dead;
             }
-            Ok(_) => {}
+            Ok(Some(_)) => {}
             Err(error) if failure::is_refused(&error) || failure::is_damage(&error) => return Err(error),
             Err(error) => tracing::warn!("{error:#}; looking again"),
         }
@@ -75,7 +76,6 @@ pub(super) async fn watch(
 
 /// What a poll found.
 struct State {
-    cancelled: bool,
     /// Shards that are neither committed nor given up.
     open: usize,
     /// Shards that were given up and whose output is missed, with the reason.
@@ -119,7 +119,11 @@ impl<'a> Watch<'a> {
     }
 
     /// Compares queue and store, in this order: a shard that left the queue before it was counted is listed after.
-    async fn poll(&mut self, progress: &mut dyn Progress) -> Result<State> {
+    /// `None`: the run was cancelled, and none of its shards is queued.
+    async fn poll(&mut self, progress: &mut dyn Progress) -> Result<Option<State>> {
+        if purge_if_cancelled(self.client, &self.run.store).await? {
+            return Ok(None);
+        }
         let queued = self.client.queued(self.run.name()).await?;
         let letters = self.client.dead_letters(self.run.name()).await?;
         self.committed.poll().await?;
@@ -141,14 +145,14 @@ impl<'a> Watch<'a> {
             let new = self.client.publish(&self.reference, admitted).await?;
             tracing::info!(new, open = open.len(), "queued shards");
             counter!("laser_republished_shards_total").increment(new);
+            // A `cancel` since the question above may have emptied the queue before these shards were in it.
+            if purge_if_cancelled(self.client, &self.run.store).await? {
+                return Ok(None);
+            }
         }
         let counts = Counts { committed: committed.len(), open: open.len(), dead: dead.len() };
         self.show(&committed, &counts, progress);
-        Ok(State {
-            cancelled: self.run.store.is_cancelled().await?,
-            open: open.len(),
-            dead: without_audits(&plan, dead),
-        })
+        Ok(Some(State { open: open.len(), dead: without_audits(&plan, dead) }))
     }
 
     fn show(&mut self, committed: &[u32], counts: &Counts, progress: &mut dyn Progress) {

@@ -23,6 +23,10 @@ use crate::night::{planned, run_context};
 use crate::progress::show_work;
 use crate::{encoder, generator, telemetry};
 
+/// Time that the store has to answer a worker whose grace is over: less than a pod's grace goes beyond `[worker]
+/// grace_seconds`.
+const LAST_COMMIT: Duration = Duration::from_secs(2);
+
 /// Generates shards of whatever run has some, until told to stop or idle for `[worker] idle_seconds`. `false`: told
 /// to stop.
 ///
@@ -71,13 +75,16 @@ pub async fn work(config: &Config, progress: &mut dyn Progress, drain: &Cancella
     }
 }
 
-/// What a draining worker has not finished by then it gives back.
+/// What a draining worker has not finished by then it gives back. A finished shard is still committed to a store that
+/// answers.
 fn release_after(grace: Duration, stop: &Stop) {
-    let Stop { drain, release } = stop.clone();
+    let Stop { drain, release, abandon } = stop.clone();
     tokio::spawn(async move {
         drain.cancelled().await;
         tokio::time::sleep(grace).await;
         release.cancel();
+        tokio::time::sleep(LAST_COMMIT).await;
+        abandon.cancel();
     });
 }
 

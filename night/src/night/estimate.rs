@@ -18,7 +18,7 @@ use laser_schema::{Kind, Progress};
 use laser_store::Location;
 use laser_store::part::decode_part;
 use laser_store::run_store::{PlannedRun, RunStore};
-use tokio_util::sync::CancellationToken;
+use laser_worker::run::Stop;
 
 use super::{Night, Purpose};
 use crate::model::open_draft_models;
@@ -98,7 +98,7 @@ impl Night<'_> {
         let worker = self.worker(&run, pools, drafts, progress).await?;
         let queue = LocalQueue::new(&run.plan.shards, &[], LedgerLimits { attempts: 1, ..LedgerLimits::default() });
         let queue = queue.into();
-        worker.empty(&queue, 0, progress, &CancellationToken::new()).await?;
+        worker.empty(&queue, 0, progress, &Stop::default()).await?;
         if let Some((_, reason)) = queue.dead().into_iter().next() {
             anyhow::bail!("the sample could not be generated: {reason}");
         }

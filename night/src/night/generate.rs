@@ -28,7 +28,7 @@ use crate::progress::show_work;
 use crate::{encoder, generator};
 
 impl Night<'_> {
-    /// Generates what is not committed yet, then publishes.
+    /// Generates what is not committed yet, then publishes. At the deadline the shards in hand are given back.
     #[instrument(name = "generate", target = "laser::trace", skip_all)]
     pub(super) async fn generate(
         self,
@@ -40,12 +40,12 @@ impl Night<'_> {
     ) -> Result<Outcome> {
         let started = Instant::now();
         let deadline = self.deadline(&run).await?;
-        let end = deadline.end(drain);
+        let stop = deadline.stop(drain);
         let committed = run.committed().await?;
         let mut dead = Vec::new();
         if committed.len() < run.plan.shards.len() {
             let worker = self.worker(&run, pools, drafts, progress).await?;
-            dead = self.work(&run, committed, worker, progress, &end).await?;
+            dead = self.work(&run, committed, worker, progress, &stop).await?;
         }
         let seconds = started.elapsed().as_secs_f64();
         if drain.is_cancelled() {
@@ -89,7 +89,7 @@ impl Night<'_> {
         mut done: Vec<u32>,
         mut worker: Worker,
         progress: &mut dyn Progress,
-        end: &CancellationToken,
+        stop: &Stop,
     ) -> Result<Vec<(u32, String)>> {
         let limits = LedgerLimits { attempts: self.config.run.attempts, ..LedgerLimits::default() };
         let mut gate = Gate::new(&run.plan);
@@ -101,7 +101,7 @@ impl Night<'_> {
             let held: Vec<u32> = held.map(|job| job.shard).collect();
             let not_now = [done.as_slice(), held.as_slice()].concat();
             let queue = Arc::new(LocalQueue::new(&run.plan.shards, &not_now, limits));
-            worker = worker.empty(&queue, held.len(), progress, end).await?;
+            worker = worker.empty(&queue, held.len(), progress, stop).await?;
             dead.extend(queue.dead());
             if held.is_empty() || !queue.is_done() {
                 return Ok(dead);
@@ -125,22 +125,22 @@ impl Worker {
         queue: &Arc<LocalQueue>,
         held: usize,
         progress: &mut dyn Progress,
-        drain: &CancellationToken,
+        stop: &Stop,
     ) -> Result<Self> {
         progress.stage("generating");
         let Self { context, generator } = self;
         let plan = &context.run.plan;
         let others = u64::from(plan.spec.samples()) - 1;
         let texts = plan.counts.values().map(|c| c.entities + others * c.generate).sum();
-        let stop = Stop { drain: drain.clone(), ..Stop::default() };
-        let worker = run_worker(queue.clone(), context.clone(), generator, stop);
+        let worker = run_worker(queue.clone(), context.clone(), generator, stop.clone());
         let detail = || {
-            let draining = match drain.is_cancelled() {
-                true => "; finishing the shards in hand",
-                false => "",
+            let ending = match (stop.drain.is_cancelled(), stop.release.is_cancelled()) {
+                (_, true) => "; the deadline has passed",
+                (true, false) => "; finishing the shards in hand",
+                (false, false) => "",
             };
             let committed = queue.counts().committed - held;
-            format!("{committed} of {} shards{draining}", plan.shards.len())
+            format!("{committed} of {} shards{ending}", plan.shards.len())
         };
         let generator = show_work(worker, (&context, Some(texts)), progress, &detail).await?;
         Ok(Self { context, generator })

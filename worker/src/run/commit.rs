@@ -1,7 +1,5 @@
 //! The committer: writes what shards came to, and tells the queue.
 
-use std::time::Duration;
-
 use bytes::Bytes;
 use laser_schema::job::{Lease, Queue};
 use laser_store::Location;
@@ -16,10 +14,6 @@ use super::held::Held;
 use crate::error::WorkerError;
 use crate::part::{self, Output};
 use crate::telemetry;
-
-/// Time that a worker which must end gives the store to answer: less than a pod's grace goes beyond `[worker]
-/// grace_seconds`.
-const LAST_COMMIT: Duration = Duration::from_secs(2);
 
 /// Commits finished shards, one after another.
 pub(super) struct Committer<'a, Q> {
@@ -49,8 +43,9 @@ impl<Q: Queue> Committer<'_, Q> {
             Output::Failed(reason) => Err(reason),
             output => {
                 let created = tokio::select! {
+                    biased;
+                    () = self.stop.abandon.cancelled() => Err(WorkerError::TooLate),
                     created = commit(self.context, &lease, output) => created,
-                    () = too_late(self.stop) => Err(WorkerError::TooLate),
                 };
                 match created {
                     Err(error) if error.ends_the_worker() => return Err(error),
@@ -77,12 +72,6 @@ impl<Q: Queue> Committer<'_, Q> {
         }
         Ok(())
     }
-}
-
-/// Returns a little after the release, so that a finished shard is still committed to a store that answers.
-async fn too_late(stop: &Stop) {
-    stop.release.cancelled().await;
-    tokio::time::sleep(LAST_COMMIT).await;
 }
 
 /// Writes the shard's output. After an error nothing was committed.

@@ -43,11 +43,13 @@ impl RunContext {
     }
 }
 
-/// How a worker is told to end before the work does.
+/// How a worker is told to end before the work does; each token leaves it less to finish.
 #[derive(Debug, Clone, Default)]
 pub struct Stop {
     /// Nothing more is leased; the shards that were begun are finished, the others given back.
     pub drain: CancellationToken,
-    /// The shards that were begun are given back too, after the step in hand.
+    /// The shards that were begun are given back too, after the step in hand; those that are finished are committed.
     pub release: CancellationToken,
+    /// A commit that the store has not answered is given up.
+    pub abandon: CancellationToken,
 }

@@ -83,10 +83,9 @@ impl Queue for Tampered {
     }
 }
 
-/// Works on a run of six shards until `stop`, of which `tokens` are cancelled at the first step.
-async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
-    let run = first_night(30).await;
-    let queue = run.queue();
+/// Works on a run, of which some shards are `done`, until `stop`, of which `tokens` are cancelled at the first step.
+async fn stopped_at_first_step(run: &Run, done: &[u32], stop: Stop, tokens: Vec<CancellationToken>) -> LedgerCounts {
+    let queue = Arc::new(LocalQueue::new(&run.plan().shards, done, limits()));
     let generator = generator(fake_options(), Mischief { cancel: tokens, ..Mischief::default() });
     run_worker(queue.clone(), run.context.clone(), generator, stop).await.unwrap();
     queue.counts()
@@ -94,16 +93,16 @@ async fn stopped_at_first_step(stop: Stop, tokens: Vec<CancellationToken>) -> Le
 
 #[tokio::test]
 async fn a_draining_worker_finishes_what_it_began_and_gives_the_rest_back() {
-    let stop = Stop::default();
-    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain]).await;
+    let (run, stop) = (first_night(30).await, Stop::default());
+    let counts = stopped_at_first_step(&run, &[], stop.clone(), vec![stop.drain]).await;
     assert!((1..6).contains(&counts.committed), "{} committed", counts.committed);
     assert_eq!((counts.committed + counts.ready, counts.leased, counts.dead), (6, 0, 0));
 }
 
 #[tokio::test]
 async fn a_released_worker_gives_everything_back_at_once() {
-    let stop = Stop::default();
-    let counts = stopped_at_first_step(stop.clone(), vec![stop.drain, stop.release]).await;
+    let (run, stop) = (first_night(30).await, Stop::default());
+    let counts = stopped_at_first_step(&run, &[], stop.clone(), vec![stop.drain, stop.release]).await;
     assert_eq!((counts.committed, counts.ready, counts.leased, counts.dead), (0, 6, 0, 0));
 }
 
@@ -129,6 +128,18 @@ async fn a_released_worker_gives_an_audit_back_after_the_step_in_hand() {
     // It is as good as new.
     run.work(&queue, generator).await;
     assert_eq!(queue.counts().committed, shards);
+}
+
+#[tokio::test]
+async fn an_abandoned_commit_fails_the_attempt_and_writes_nothing() {
+    let (run, stop) = (first_night(10).await, Stop::default());
+    let queue = run.queue();
+    stop.abandon.cancel();
+    run_worker(queue.clone(), run.context.clone(), good(), stop).await.unwrap();
+    let dead = queue.dead();
+    assert_eq!((queue.counts().committed, dead.len()), (0, 2));
+    assert!(dead[0].1.contains("while the store did not answer"), "{}", dead[0].1);
+    assert!(run.context.run.committed().await.unwrap().is_empty());
 }
 
 #[tokio::test]
