@@ -6,15 +6,10 @@ use bytes::Bytes;
 use laser_decode::{CodeShares, Neighbours, NeighboursOptions, Trie, build_code_pool, build_neighbours};
 use laser_schema::Entity;
 use laser_store::TablesReader;
+use laser_store::run_store::{CODES, COUNTED};
 use laser_worker::lists::Counted;
 
 use crate::config::{Config, HistoryFiles};
-
-/// What follows items, and what users have together.
-pub(crate) const COUNTED: &str = "items.counted";
-
-/// The histories themselves, as codes.
-pub(crate) const CODES: &str = "histories.pool";
 
 /// Makes files of the histories of the input, whose interactions name their items in `field`. Returns their names and
 /// bytes.
