@@ -32,7 +32,7 @@ use laser_schema::{
 use laser_store::data_set::parts_in_flight;
 use laser_store::join::{Join, JoinError, Joined, JoinedEntity, KindIds};
 use laser_store::previous::{PreviousError, PreviousReader, PreviousSource, PreviousText};
-use laser_store::run_store::{Prompt, RunStore, RunStoreError, audit_output};
+use laser_store::run_store::{Prompt, RunStore, RunStoreError, SHARDS, audit_output};
 use laser_store::table::{self, TableError};
 use laser_store::{
     Location, location::LocationError, part::record_schema, shard::shard_schema, spill::PARTITIONS, spill::SpillError,
@@ -532,7 +532,7 @@ impl<'a> Planner<'a> {
         let (action, kind, pool) = &key;
         let prefix = if *action == Action::Audit { "audit-" } else { "" };
         let pool = if pool.is_empty() { String::new() } else { format!("-{pool}") };
-        let input = format!("shards/{prefix}{kind}{pool}-{:05}.parquet", taken.number);
+        let input = SHARDS.file(&format!("{prefix}{kind}{pool}-{:05}", taken.number));
         let prompt_tokens = taken.rows.iter().map(|r| r.prompt.len() as u64).sum();
         let schema = shard_schema(self.id_type(*kind), self.content);
         self.write(key, input, prompt_tokens, schema, taken).await
@@ -542,7 +542,7 @@ impl<'a> Planner<'a> {
         let Some(taken) = self.carried.get_mut(&kind).and_then(OpenShard::take) else {
             return Ok(());
         };
-        let input = format!("shards/carry-{kind}-{:05}.parquet", taken.number);
+        let input = SHARDS.file(&format!("carry-{kind}-{:05}", taken.number));
         let schema = record_schema(self.id_type(kind), self.content);
         self.write((Action::Carry, kind, String::new()), input, 0, schema, taken).await
     }

@@ -28,9 +28,7 @@ use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
 use laser_store::data_set::{self, PROMOTIONS};
 use laser_store::location::LocationError;
-use laser_store::run_store::{
-    CANCELLED, LOCK, PINS, PLAN, PROMPTS, PROMPTS_ENDING, RunStore, RunStoreError, run_folder,
-};
+use laser_store::run_store::{PINS, PLAN, RunStore, RunStoreError, is_file_of_run, run_folder};
 
 /// A run that is not published counts as under way if it wrote something within these hours: nights that are two days
 /// old are not resumed.
@@ -333,15 +331,12 @@ fn remove_staged_below(folder: &Path, name: &str) -> std::io::Result<()> {
 
 /// Whether Laser gives files of runs, nights and pool sets this name.
 fn is_ours(name: &str) -> bool {
-    let known = [ERRORS, CODEBOOK, CANCELLED, LOCK, POOL_SOURCES];
     let matches = |prefix: &str, suffix: &str| {
         let rest = name.strip_prefix(prefix).and_then(|rest| rest.strip_suffix(suffix));
         rest.is_some_and(|middle| !middle.contains('/'))
     };
-    known.contains(&name)
+    is_file_of_run(name)
+        || [ERRORS, CODEBOOK, POOL_SOURCES].contains(&name)
         || matches("part-", ".parquet")
-        || matches("shards/", ".parquet")
-        || matches("audits/", ".json")
-        || matches(&format!("{PROMPTS}/"), PROMPTS_ENDING)
         || matches("", ".pool")
 }

@@ -7,15 +7,10 @@ use bytes::Bytes;
 use laser_decode::{CodeShares, Neighbours, NeighboursOptions, Trie, build_code_pool, build_neighbours};
 use laser_schema::{Entity, EntityId, sample::priority};
 use laser_store::TablesReader;
+use laser_store::run_store::{CODES, COUNTED};
 use laser_worker::lists::Counted;
 
 use crate::config::{Config, HistoryFiles};
-
-/// What follows items, and what users have together.
-pub(crate) const COUNTED: &str = "items.counted";
-
-/// The histories themselves, as codes.
-pub(crate) const CODES: &str = "histories.pool";
 
 /// Bytes that an interaction takes while it is counted, and a history beside them.
 const INTERACTION: usize = 20;

@@ -13,18 +13,12 @@ use laser_schema::lists::{ListSpec, Ties};
 use laser_schema::{Digest, EntityId, Progress};
 use laser_store::catalogue::ItemTitle;
 use laser_store::entities::EntityReader;
-use laser_store::run_store::{PlannedRun, RunStore};
+use laser_store::run_store::{CODES, COUNTED, OUT_OF_STOCK, PlannedRun, RunStore, TRIE};
 use laser_store::{Cache, Location, catalogue};
 use laser_worker::lists::{Catalogue, Counted};
 
 use crate::config::{Config, HistoryFiles, ListsConfig};
-use crate::counted::{self, CODES, COUNTED};
-
-/// The trie in a run's folder.
-const TRIE: &str = "items.trie";
-
-/// The items that are out of stock in a run's folder, by their numbers in the trie.
-const OUT_OF_STOCK: &str = "out_of_stock.json";
+use crate::counted;
 
 /// The items of a night, and what a run keeps of them.
 #[derive(Debug)]

@@ -15,6 +15,7 @@ use crate::batch::from_batch;
 use crate::data_set;
 use crate::location::{Location, LocationError};
 use crate::rows::{RowError, RowReader, ValueError, id_value};
+use crate::run_store::TITLES;
 use crate::table::{self, Select, TableError, TableReader};
 
 /// A table of items with their identifiers.
@@ -251,9 +252,6 @@ pub struct ItemTitle {
     /// Its title.
     pub title: String,
 }
-
-/// The titles of a run's items, in its folder.
-const TITLES: &str = "titles.parquet";
 
 /// Writes titles into a run's folder, unless some are there.
 ///

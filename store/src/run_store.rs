@@ -1,4 +1,4 @@
-//! Where a run keeps what it writes: no other module knows the paths of a run.
+//! Where a run keeps what it writes: no other module knows the paths of a run, or names its files.
 //!
 //! ```text
 //! OUTPUT/runs/RUN/pins.json               what the run was begun with
@@ -8,6 +8,10 @@
 //!                 audits/*.json           the outputs of audit shards
 //!                 guards/KIND-POOL.json   verdicts on pools
 //!                 estimate.json           what `laser plan --estimate` expects the run to take
+//!                 items.trie, out_of_stock.json, titles.parquet
+//!                                         the catalogue, of a run that makes lists
+//!                 items.counted, histories.pool
+//!                                         what the histories say, for drafts of lists
 //!                 cancelled, lock         markers
 //! OUTPUT/profiles/kind=KIND/dt=DATE/run=RUN/part-*.parquet and, once published, _manifest.json and _SUCCESS; of lists
 //!                                           below recommendations/ in place of profiles/
@@ -17,6 +21,7 @@
 //! go on with what it wrote.
 
 mod committed;
+mod files;
 mod prompts;
 
 use std::collections::HashMap;
@@ -29,7 +34,11 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 pub use committed::Committed;
-pub use prompts::{PROMPTS, PROMPTS_ENDING, Prompt, prompts_name};
+pub use files::{
+    AUDITS, CANCELLED, CODES, COUNTED, ESTIMATE, FILES, GUARDS, LOCK, OUT_OF_STOCK, PINS, PLAN, PROMPTS, SHARDS,
+    SUBFOLDERS, Subfolder, TITLES, TRIE, is_file_of_run,
+};
+pub use prompts::{Prompt, prompts_name};
 
 use crate::data_set;
 use crate::location::{Created, Location, LocationError};
@@ -42,24 +51,6 @@ use laser_schema::layout::Pins;
 
 /// The folder of all runs.
 const RUNS: &str = "runs";
-
-/// The file of [`Pins`] in a run's folder.
-pub const PINS: &str = "pins.json";
-
-/// The file of the [`Plan`] in a run's folder.
-pub const PLAN: &str = "plan.json";
-
-/// The file of the [`Estimate`] in a run's folder.
-const ESTIMATE: &str = "estimate.json";
-
-/// The marker in a run's folder that says that the run was cancelled.
-pub const CANCELLED: &str = "cancelled";
-
-/// The file in a run's folder that the process at work on it has locked.
-pub const LOCK: &str = "lock";
-
-/// The folder of a run's audits in the run's folder.
-const AUDITS: &str = "audits";
 
 /// Why a run's own files are of no use.
 #[derive(Debug, thiserror::Error)]
@@ -102,7 +93,7 @@ pub fn run_folder(run: &str) -> String {
 
 /// The output of an audit shard, relative to the output's root; `shard` is its number with leading zeros.
 pub fn audit_output(run: &str, shard: &str) -> String {
-    format!("{}/{AUDITS}/{shard}.json", run_folder(run))
+    format!("{}/{}", run_folder(run), AUDITS.file(shard))
 }
 
 /// The files of a run, known by its name.
@@ -278,7 +269,7 @@ impl RunStore {
 
 /// Created before any of the pool's texts, and read by whoever generates one.
 fn verdict_file(kind: Kind, pool: &str) -> String {
-    format!("guards/{kind}-{pool}.json")
+    GUARDS.file(&format!("{kind}-{pool}"))
 }
 
 /// Plain data with string keys always serialises.
@@ -370,7 +361,7 @@ impl PlannedRun {
 
     /// When each audit was committed.
     pub async fn audit_times(&self) -> Result<Vec<Timestamp>, LocationError> {
-        let listed = self.store.folder().join(AUDITS).list().await?;
+        let listed = self.store.folder().join(AUDITS.name).list().await?;
         Ok(listed.iter().map(|listed| listed.modified).collect())
     }
 }

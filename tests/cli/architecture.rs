@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use laser_store::run_store::{FILES, SUBFOLDERS};
+
 use crate::entries;
 
 fn root() -> PathBuf {
@@ -104,6 +106,18 @@ fn dependencies_point_one_way() {
 fn the_contract_reads_and_writes_nothing() {
     let absent = ["std::fs", "std::io", "std::net", "async fn", "tokio", "object_store", "arrow", "parquet"];
     check_absent("schema/src", &absent);
+}
+
+/// Retention and erasure remove the files that the store has names for.
+#[test]
+fn only_the_store_names_the_files_of_a_run() {
+    let files = FILES.iter().map(|name| format!("\"{name}\""));
+    let folders = SUBFOLDERS.iter().map(|folder| format!("\"{}/", folder.name));
+    let names: Vec<String> = files.chain(folders).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    for folder in ["coordinator/src", "worker/src", "train/src", "night/src", "report/src", "src"] {
+        check_absent(folder, &names);
+    }
 }
 
 /// The Rust files at a path: itself, or those below a folder.

@@ -8,6 +8,8 @@ use std::time::{Duration, SystemTime};
 
 use laser_schema::audit::Audit;
 use laser_schema::erasure::Erasure;
+use laser_schema::guard::Verdict;
+use laser_schema::job::Plan;
 use laser_store::part::decode_part;
 use laser_store::table;
 use serde_json::{Value, json};
@@ -19,8 +21,8 @@ use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
 use crate::server::installed;
 use crate::{
-    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, fixture, laser, only,
-    parts, read_json, stderr, stdout,
+    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, files, fixture, laser,
+    only, parts, read_json, stderr, stdout,
 };
 
 /// Users with a night's run of four shards, audits of all of them, and Delta tables.
@@ -138,6 +140,14 @@ fn rows(out: &Path) -> BTreeMap<String, Vec<Value>> {
 fn files_below(folder: &Path) -> Vec<PathBuf> {
     let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
     entries(folder).into_iter().flat_map(below).collect()
+}
+
+/// Nothing below a folder was written to for years.
+fn make_old(folder: &Path) {
+    let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
+    for file in files_below(folder) {
+        fs::File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
+    }
 }
 
 /// The content of every file below a folder, with its bytes and modification.
@@ -450,10 +460,7 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
     let before = snapshot(&persons.out());
     assert_refused(&persons.erase(&[]), &["is not finished and may be under way", "runs/2026-01-02-"]);
     assert!(snapshot(&persons.out()) == before);
-    let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    for file in files_below(&persons.out()) {
-        fs::File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
-    }
+    make_old(&persons.out());
     assert_prints(&persons.erase(&[]), &["it was never finished"]);
     assert_eq!(entries(&persons.out().join("runs")).len(), 1);
     assert!(!persons.out().join("profiles/kind=user/dt=2026-01-02").exists());
@@ -461,6 +468,40 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
     assert_exit(&persons.0.verify(), 0);
     // The same command begins it anew.
     persons.night(2, &[]);
+}
+
+/// They judged pools that are built anew.
+#[test]
+fn verdicts_on_pools_go_with_a_forgotten_run() {
+    let persons = Persons::new();
+    persons.night(1, &[]);
+    persons.write("Alien");
+    let settings = [
+        "verification.policy=relaxed",
+        "guards.action=strict",
+        "guards.min_texts=1",
+        "guards.min_log_probability=-0.0001",
+    ];
+    start_and_kill(persons.command("run", 2, &settings), 1);
+    let newest = || entries(&persons.out().join("runs")).pop().unwrap();
+    let guards = newest().join("guards");
+    let plan: Plan = read_json(&newest().join("plan.json"));
+    fs::create_dir_all(&guards).unwrap();
+    // Of more texts than there are.
+    let stale = serde_json::to_vec(&Verdict { texts: 1_000, ..Verdict::default() }).unwrap();
+    for job in &plan.shards {
+        fs::write(guards.join(format!("{}-{}.json", job.kind, job.pool)), &stale).unwrap();
+    }
+    make_old(&persons.out());
+    assert_prints(&persons.erase(&[]), &["it was never finished"]);
+    assert!(!guards.exists());
+    persons.night(2, &settings);
+    let verdicts = files(&newest().join("guards"));
+    assert!(!verdicts.is_empty());
+    for (path, json) in verdicts {
+        let verdict: Verdict = serde_json::from_slice(&json).unwrap();
+        assert!((1..=12).contains(&verdict.texts), "{}: {verdict:?}", path.display());
+    }
 }
 
 /// Of a run that is published, and of one that was never planned.
@@ -476,10 +517,7 @@ fn prompts_that_coordinators_have_left_are_removed() {
         fs::write(folder.join("prompts/00000000-00.prompts"), "tokens").unwrap();
         fs::write(folder.join("pins.json"), &pins).unwrap();
     }
-    let old = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000_000);
-    for file in files_below(&runs) {
-        fs::File::options().write(true).open(file).unwrap().set_modified(old).unwrap();
-    }
+    make_old(&runs);
     assert_prints(&persons.erase(&[]), &["it was never finished"]);
     assert!(published.join("plan.json").exists() && !never_planned.exists());
     assert!(files_below(&runs).iter().all(|file| file.extension().is_none_or(|ending| ending != "prompts")));

@@ -69,6 +69,11 @@ pub(crate) fn items() -> String {
     (0..ITEMS).map(|item| json!({ "id": item, "identifier": codes(item) }).to_string() + "\n").collect()
 }
 
+/// The same with titles.
+fn titled_items() -> String {
+    items().lines().map(|line| line.replace('}', ",\"name\":\"The film\"}\n")).collect()
+}
+
 /// Users who go from each item to one of the two behind it; those of `longer` have one item more.
 pub(crate) fn users(longer: i64) -> String {
     let row = |user: i64| {
@@ -205,8 +210,7 @@ fn lists_come_of_histories_and_are_decoded_again_where_these_change() {
 #[test]
 fn summary_and_report_tell_of_the_audit_and_name_items() {
     let night = workspace();
-    let titled = items().lines().map(|line| line.replace('}', ",\"name\":\"The film\"}\n")).collect::<String>();
-    fs::write(night.path("items.jsonl"), titled).unwrap();
+    fs::write(night.path("items.jsonl"), titled_items()).unwrap();
     let settings = ["run.audit_share=1.0", "lists.catalogue.title=name", "draft.adaptive=false"];
     let night_run = night.run(&settings);
     assert_contains(&stderr(&night_run), &["48 items, identifiers of 3 codes; 2 items share theirs, all of them"]);
@@ -414,6 +418,36 @@ fn damaged_files_of_histories_are_refused_and_missing_ones_made_anew() {
         assert_exit(&night.run(&settings), 0);
         assert!(file.exists());
     }
+}
+
+#[test]
+fn nothing_is_left_of_the_run_of_a_night_that_is_not_kept() {
+    let night = workspace();
+    fs::write(night.path("items.jsonl"), titled_items()).unwrap();
+    fs::write(night.path("stock.jsonl"), "{\"id\": 7}\n").unwrap();
+    let stock = format!("lists.out_of_stock={}", night.path("stock.jsonl").display());
+    let files = ["lists.catalogue.title=name", &stock, "lists.draft=auto", "draft.adaptive=true"];
+    let settings = [&files[..], &["run.audit_share=0.2", "output.keep_nights=2"]].concat();
+    let command = |subcommand: &str, day: u32| {
+        let mut command = night.command(subcommand, &settings);
+        command.args(["--set", &format!("run.date=2026-01-{day:02}")]);
+        command
+    };
+    assert_exit(&command("plan", 2).args(["--estimate", "--sample", "30"]).output().unwrap(), 0);
+    assert_exit(&command("run", 2).output().unwrap(), 0);
+    let run = only(&night.path("out/runs"));
+    let of_lists = ["items.trie", "out_of_stock.json", "titles.parquet", "items.counted", "histories.pool"];
+    for name in of_lists.into_iter().chain(["estimate.json", "audits"]) {
+        assert!(run.join(name).exists(), "{name}");
+    }
+    for day in [3, 4] {
+        assert_exit(&command("run", day).output().unwrap(), 0);
+    }
+    assert!(!run.exists());
+    assert_prints(&command("prune", 4).output().unwrap(), &["0 outdated runs"]);
+    let status = command("status", 4).output().unwrap();
+    assert_prints(&status, &["2026-01-03-", "2026-01-04-"]);
+    assert!(!stdout(&status).contains("not planned yet"));
 }
 
 #[test]

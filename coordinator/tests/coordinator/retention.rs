@@ -4,14 +4,15 @@ use std::collections::BTreeSet;
 
 use jiff::civil::Date;
 use jiff::{SignedDuration, Timestamp, ToSpan};
-use laser_coordinator::retention::{Keep, outdated, remove};
+use laser_coordinator::retention::{Keep, Outdated, outdated, remove};
+use laser_schema::guard::Verdict;
 use laser_schema::layout::{DataSet, Pins, dated_name};
 use laser_schema::manifest::Profiles;
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use laser_store::data_set::{self, verify};
 use laser_store::previous::latest;
-use laser_store::run_store::{RunStore, run_folder};
+use laser_store::run_store::{FILES, RunStore, SUBFOLDERS, run_folder};
 
 use crate::support::*;
 
@@ -136,6 +137,54 @@ async fn promoted_pools_and_what_is_not_ours_stay() {
     for name in foreign {
         assert!(output.join(name).exists().await.unwrap(), "{name}");
     }
+}
+
+/// Writes every file that a run may have, unless it is there.
+async fn write_all_files(output: &Location, run: &str) {
+    let below = SUBFOLDERS.iter().map(|folder| folder.file("user-all"));
+    for name in FILES.iter().map(|&name| name.to_owned()).chain(below) {
+        output.join(&run_folder(run)).join(&name).create("{}".into()).await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_left_in_a_runs_folder_but_foreign_files() {
+    let (_night, output, runs) = output(4).await;
+    for run in &runs[..2] {
+        write_all_files(&output, run).await;
+    }
+    // As a process leaves it that is killed while it writes.
+    let folder = output.join(&run_folder(&runs[0])).local_path().unwrap();
+    std::fs::write(folder.join("items.trie#1"), "half").unwrap();
+    let foreign = ["guards/notes.txt", "notes.txt"].map(|name| format!("{}/{name}", run_folder(&runs[1])));
+    for name in &foreign {
+        output.join(name).write("x".into()).await.unwrap();
+    }
+    remove_all(&output, &keep(2)).await;
+    assert!(!folder.exists());
+    assert_eq!(objects_of(&output, &runs[1]).await, foreign);
+    for name in &foreign {
+        output.join(name).remove().await.unwrap();
+    }
+    remove_all(&output, &keep(2)).await;
+    // `laser status` lists what is left.
+    assert!(names(&output, &keep(2)).await.is_empty());
+    assert_eq!(RunStore::names(&output).await.unwrap(), [runs[3].as_str(), &runs[2]]);
+}
+
+#[tokio::test]
+async fn a_run_that_is_begun_again_judges_its_pools_again() {
+    let mut night = Night::new();
+    let output = night.output("out");
+    begin(&mut night, &output, 0).await;
+    let store = RunStore::new(&output, &night.run);
+    let before = Verdict { texts: 1, ..Verdict::default() };
+    store.judge(Kind::User, "user-all", before).await.unwrap();
+    let folders = vec![run_folder(&night.run), format!("pools/{}", night.run)];
+    remove(&output, &Outdated { run: night.run.clone(), folders }).await.unwrap();
+    assert_eq!(store.verdict(Kind::User, "user-all").await.unwrap(), None);
+    let after = Verdict { texts: 2, strict: true, ..Verdict::default() };
+    assert_eq!(store.judge(Kind::User, "user-all", after.clone()).await.unwrap(), after);
 }
 
 #[tokio::test]

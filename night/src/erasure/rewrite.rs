@@ -22,11 +22,10 @@ use laser_store::erase::{erase_from_part, erase_from_shard};
 use laser_store::id_list::IdList;
 use laser_store::location::ObjectWriter;
 use laser_store::part::PART_KEY;
-use laser_store::run_store::{PLAN, RunStore};
+use laser_store::run_store::{AUDITS, CODES, PLAN, RunStore};
 use laser_store::table::TableReader;
 
 use super::search::read_audit;
-use crate::counted::CODES;
 
 /// The inputs and audits of a published run, then its plan. Prompts that its coordinators may have left, and histories
 /// that its drafts looked up, name nobody, so all of them go.
@@ -35,7 +34,7 @@ pub(super) async fn rewrite_run(store: &RunStore, place: &ErasedPlace, ids: &IdL
     let folder = store.folder();
     folder.join(CODES).remove().await?;
     let names = names(place);
-    for name in names.iter().filter(|name| name.starts_with("audits/")) {
+    for name in names.iter().filter(|name| AUDITS.has(name)) {
         rewrite_audit(&folder.join(name), ids).await?;
     }
     let plan = store.plan().await?.with_context(|| format!("{}: it is gone", folder.join(PLAN).url()))?;

@@ -14,9 +14,7 @@ use laser_store::Location;
 use laser_store::data_set::{self, parts_in_flight};
 use laser_store::erase::{FoundRows, find_rows};
 use laser_store::id_list::IdList;
-use laser_store::run_store::{PROMPTS, RunStore, run_folder};
-
-use crate::counted::CODES;
+use laser_store::run_store::{CODES, PROMPTS, RunStore, SHARDS, run_folder};
 
 /// Folders by the run or the pool set that they belong to.
 pub(super) type Unfinished = BTreeMap<String, Vec<String>>;
@@ -60,7 +58,7 @@ pub(super) async fn holding(
         for folder in &folders {
             let held = ids_below(&output.join(folder), ids).await?;
             holds |= !held.is_empty();
-            holds |= !output.join(folder).join(PROMPTS).list().await?.is_empty();
+            holds |= !output.join(folder).join(PROMPTS.name).list().await?.is_empty();
             holds |= output.join(folder).join(CODES).exists().await?;
             found.extend(held);
         }
@@ -73,7 +71,7 @@ pub(super) async fn holding(
 
 async fn ids_below(folder: &Location, ids: &IdList) -> Result<BTreeSet<String>> {
     let names = folder.names_after(None).await?.into_iter();
-    let tables = names.filter(|name| name.starts_with("part-") || name.starts_with("shards/"));
+    let tables = names.filter(|name| name.starts_with("part-") || SHARDS.has(name));
     let tables: Vec<Location> = tables.map(|name| folder.join(&name)).collect();
     let found = futures::stream::iter(&tables).map(|table| find_rows(table, ids)).buffered(parts_in_flight());
     let found: Vec<FoundRows> = found.try_collect().await?;

@@ -17,14 +17,8 @@ use std::collections::HashSet;
 use bytes::Bytes;
 use laser_schema::Digest;
 
-use super::RunStore;
+use super::{PROMPTS, RunStore};
 use crate::location::{Location, LocationError};
-
-/// The folder of shared prompts in a run's folder.
-pub const PROMPTS: &str = "prompts";
-
-/// How their names end.
-pub const PROMPTS_ENDING: &str = ".prompts";
 
 /// In place of the number of tokens where there is no prompt.
 const NO_PROMPT: u32 = u32::MAX;
@@ -53,7 +47,7 @@ impl RunStore {
     }
 
     fn file(&self, range: u64, of: &Digest) -> Location {
-        self.folder().join(PROMPTS).join(&prompts_name(range, of))
+        self.folder().join(PROMPTS.name).join(&prompts_name(range, of))
     }
 
     /// The names of all shared prompts.
@@ -61,7 +55,7 @@ impl RunStore {
     /// # Errors
     /// The store's.
     pub async fn known_prompts(&self) -> Result<HashSet<String>, LocationError> {
-        let listed = self.folder().join(PROMPTS).list().await?;
+        let listed = self.folder().join(PROMPTS.name).list().await?;
         Ok(listed.into_iter().map(|listed| listed.name).collect())
     }
 
@@ -71,13 +65,13 @@ impl RunStore {
     /// The store's.
     pub async fn remove_prompts(&self) -> Result<(), LocationError> {
         let names = self.known_prompts().await?.into_iter().collect();
-        self.folder().join(PROMPTS).remove_below(names).await
+        self.folder().join(PROMPTS.name).remove_below(names).await
     }
 }
 
 /// The name of the prompts of a range in their folder.
 pub fn prompts_name(range: u64, of: &Digest) -> String {
-    format!("{range:08}-{}{PROMPTS_ENDING}", of.as_str())
+    format!("{range:08}-{}{}", of.as_str(), PROMPTS.ending)
 }
 
 fn encode(prompts: &[Prompt]) -> Bytes {
