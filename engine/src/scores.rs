@@ -33,8 +33,8 @@ impl Scores {
         Self { ends: ends.to_vec(), ..self }
     }
 
-    /// The natural-log probabilities, over the whole vocabulary, of the tokens that were asked for at `node`; none where
-    /// nothing was.
+    /// The natural-log probabilities, over the whole vocabulary, of the tokens that were asked for at `node`; empty if
+    /// none were.
     pub fn asked(&self, node: usize) -> &[f32] {
         let end = |row: usize| self.ends.get(row).copied();
         let of = |row: usize| Some((row.checked_sub(1).map_or(Some(0), end)?, end(row)?));
