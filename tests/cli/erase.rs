@@ -470,6 +470,24 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
     persons.night(2, &[]);
 }
 
+/// Retention removes what makes a run complete before anything else.
+#[test]
+fn what_retention_was_killed_over_is_erased() {
+    let persons = Persons::new();
+    persons.night(1, &[]);
+    persons.write("Alien");
+    start_and_kill(persons.command("run", 2, &[]), 1);
+    let newest = entries(&persons.out().join("runs")).pop().unwrap();
+    for head in ["pins.json", "plan.json"] {
+        fs::remove_file(newest.join(head)).unwrap();
+    }
+    fs::remove_dir_all(persons.out().join("profiles/kind=user/dt=2026-01-02")).unwrap();
+    make_old(&persons.out());
+    assert_prints(&persons.erase(&[]), &["it was never finished"]);
+    assert!(!newest.join("shards").exists());
+    assert_absent(&persons.out(), ERASED);
+}
+
 /// They judged pools that are built anew.
 #[test]
 fn verdicts_on_pools_go_with_a_forgotten_run() {

@@ -96,8 +96,8 @@ async fn find(output: &Location) -> Result<Unfinished> {
         let store = RunStore::new(output, &run);
         let is_published = match store.planned().await? {
             Some(planned) => planned.is_published().await?,
-            // A run writes its pins before anything else.
-            None => store.pins().await?.is_none(),
+            // Retention removes the plan first: it was killed before it came to the rest, or the run was never planned.
+            None => false,
         };
         if !is_published {
             let folder = run_folder(&run);
