@@ -18,9 +18,11 @@ pub async fn outdated(output: &Location, nights: usize) -> Result<Vec<Outdated>>
     Ok(retention::outdated(output, &keep).await?)
 }
 
-/// Removes what is older than the newest `nights`, and returns of how many runs.
-pub(crate) async fn remove_outdated(output: &Location, nights: usize) -> Result<usize> {
-    let outdated = outdated(output, nights).await?;
+/// Removes what is older than the newest `nights`, but for the run that was just published, and returns of how many
+/// runs.
+pub(crate) async fn remove_outdated(output: &Location, nights: usize, published: &str) -> Result<usize> {
+    let mut outdated = outdated(output, nights).await?;
+    outdated.retain(|outdated| outdated.run != published);
     retention::withdraw(output, &outdated).await?;
     for outdated in &outdated {
         retention::remove(output, outdated).await?;

@@ -40,6 +40,12 @@ impl Digest {
         Self(blake3::Hash::from_bytes(bytes).to_hex().to_string())
     }
 
+    /// Whether a text has the form of a digest.
+    #[must_use]
+    pub fn is_shown(text: &str) -> bool {
+        text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    }
+
     /// All 64 hexadecimal characters.
     pub fn as_str(&self) -> &str {
         &self.0

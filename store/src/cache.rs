@@ -3,9 +3,10 @@
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use jiff::Timestamp;
-use tempfile::{NamedTempFile, TempDir};
+use tempfile::Builder;
 
 use crate::location::{Location, LocationError};
 use laser_schema::digest::Digest;
@@ -32,8 +33,14 @@ impl CacheError {
     }
 }
 
+/// How names begin of what is being fetched.
+const FETCHING: &str = "fetching-";
+
+/// What was being fetched so long ago was left by a process that was killed.
+const LEFT: Duration = Duration::from_secs(24 * 60 * 60);
+
 /// A folder of files by their digest. Processes share it without a lock: a file appears whole, by renaming, and one
-/// that is removed stays readable for whoever has it mapped.
+/// that is removed stays readable for whoever has it mapped. What others keep there counts for nothing and stays.
 #[derive(Debug, Clone)]
 pub struct Cache {
     folder: PathBuf,
@@ -53,7 +60,7 @@ impl Cache {
             return Ok(path);
         }
         let failed = |source| CacheError::folder(&path, source);
-        let mut file = self.temporary(|| NamedTempFile::new_in(&self.folder))?;
+        let mut file = self.temporary(|| Builder::new().prefix(FETCHING).tempfile_in(&self.folder))?;
         from.download(file.as_file_mut()).await?;
         file.persist(&path).map_err(|e| failed(e.error))?;
         self.evict(&path).map_err(failed)?;
@@ -73,7 +80,7 @@ impl Cache {
             return Ok(path);
         }
         let failed = |source| CacheError::folder(&path, source);
-        let folder = self.temporary(|| TempDir::new_in(&self.folder))?;
+        let folder = self.temporary(|| Builder::new().prefix(FETCHING).tempdir_in(&self.folder))?;
         for file in &listed {
             let target = folder.path().join(&file.name);
             let parent = target.parent().unwrap_or(folder.path());
@@ -96,14 +103,19 @@ impl Cache {
         made.map_err(|source| CacheError::folder(&self.folder, source))
     }
 
-    /// Removes what was not asked for the longest, until the rest fits.
+    /// Removes what was not asked for the longest, until the rest fits, and what killed processes have left.
     fn evict(&self, newest: &Path) -> io::Result<()> {
         let mut entries = Vec::new();
         for entry in std::fs::read_dir(&self.folder)? {
-            let path = entry?.path();
+            let entry = entry?;
+            let (name, path) = (entry.file_name(), entry.path());
+            let name = name.to_string_lossy();
             // Another process may be removing it.
-            if let Ok(data) = path.metadata() {
+            let Ok(data) = path.metadata() else { continue };
+            if Digest::is_shown(&name) {
                 entries.push((data.modified()?, size(&path), path));
+            } else if name.starts_with(FETCHING) && data.modified()?.elapsed().is_ok_and(|age| age > LEFT) {
+                remove(&path)?;
             }
         }
         entries.sort_unstable();
@@ -112,16 +124,22 @@ impl Cache {
             if total <= self.bytes_max {
                 break;
             }
-            let removed = match path.is_dir() {
-                true => std::fs::remove_dir_all(path),
-                false => std::fs::remove_file(path),
-            };
-            match removed {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                _ => total -= bytes,
-            }
+            remove(path)?;
+            total -= bytes;
         }
         Ok(())
+    }
+}
+
+/// Removes a file or a folder, unless another process has.
+fn remove(path: &Path) -> io::Result<()> {
+    let removed = match path.is_dir() {
+        true => std::fs::remove_dir_all(path),
+        false => std::fs::remove_file(path),
+    };
+    match removed {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
     }
 }
 
@@ -175,5 +193,27 @@ mod tests {
         let (_, location, digest) = &kept[0];
         let error = cache.file(location, digest).await.unwrap_err();
         assert!(error.to_string().contains("no such file"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn what_others_keep_in_the_folder_stays_and_what_killed_processes_left_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Location::parse(dir.path().join("store").to_str().unwrap()).unwrap();
+        let folder = dir.path().join("cache");
+        let at = |name: &str| folder.join(name);
+        std::fs::create_dir_all(at("models/ours")).unwrap();
+        for name in ["models/ours/large", "notes", "fetching-now", "fetching-left"] {
+            std::fs::write(at(name), "a hundred bytes ".repeat(7)).unwrap();
+        }
+        let left = File::options().append(true).open(at("fetching-left")).unwrap();
+        left.set_modified(SystemTime::now() - 2 * LEFT).unwrap();
+        let cache = Cache::new(folder.clone(), 10);
+        for content in ["aaaa", "bbbb"] {
+            let (location, digest) = put(&store, content).await;
+            cache.file(&location, &digest).await.unwrap();
+        }
+        let there = ["models/ours/large", "notes", "fetching-now", "fetching-left"].map(|name| at(name).exists());
+        assert_eq!(there, [true, true, true, false]);
+        assert_eq!(std::fs::read_dir(&folder).unwrap().count(), 5, "both files are within the bound");
     }
 }

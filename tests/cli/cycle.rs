@@ -230,6 +230,13 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
     assert_exit(&nights.laser(&["pools", "inspect", "promoted"], &[]), 0);
     nights.write_users("Big");
     nights.night(6, &["output.keep_nights=2", "run.pools=promoted"]);
+    // A night of an older date is there for its readers until the next one is published.
+    nights.night(2, &["output.keep_nights=2"]);
+    let kept = ["_in_force.json", "dt=2026-01-02", "dt=2026-01-05", "dt=2026-01-06"];
+    assert_eq!(nights.names("profiles/kind=user"), kept);
+    nights.write_users("Up");
+    nights.night(7, &["output.keep_nights=2"]);
+    assert_eq!(nights.names("profiles/kind=user"), ["_in_force.json", "dt=2026-01-06", "dt=2026-01-07"]);
 }
 
 #[test]

@@ -60,7 +60,7 @@ impl Night<'_> {
             }
         }
         if covered && kept && self.canary.is_none() {
-            self.remove_outdated().await;
+            self.remove_outdated(run.name()).await;
         }
         let note = (self.config.model.engine == EngineKind::Mistralrs)
             .then(|| "engine = \"mistralrs\" decodes plainly: no drafts, no speedup".to_owned());
@@ -73,11 +73,11 @@ impl Night<'_> {
     }
 
     /// Removes the nights that are not kept. The night is published; what cannot be removed now is so by the next.
-    async fn remove_outdated(&self) {
+    async fn remove_outdated(&self, published: &str) {
         let Some(nights) = self.config.output.keep_nights else {
             return;
         };
-        match remove_outdated(&self.output, nights).await {
+        match remove_outdated(&self.output, nights, published).await {
             Ok(runs) => tracing::info!(runs, "removed outdated runs"),
             Err(error) => tracing::warn!("outdated runs were not removed: {error:#}"),
         }
