@@ -240,6 +240,25 @@ fn nights_beyond_those_that_are_kept_are_removed_and_the_rest_stays_whole() {
 }
 
 #[test]
+fn a_night_that_is_made_again_counts_also_if_it_carries_every_text() {
+    let nights = Nights::new();
+    nights.night(1, &[]);
+    let runs = || nights.names("profiles/kind=user/dt=2026-01-02");
+    let in_force = || fs::read_to_string(nights.workspace.path("out/profiles/kind=user/_in_force.json")).unwrap();
+    nights.write_users("Alien");
+    nights.night(2, &[]);
+    let mistaken = runs();
+    assert_contains(&in_force(), &[mistaken[0].strip_prefix("run=").unwrap()]);
+    // The mistake is taken back: nothing differs from the first night.
+    nights.write_users("Heat");
+    assert_prints(&nights.night(2, &[]), &["12 unchanged"]);
+    let again = runs().into_iter().find(|run| !mistaken.contains(run)).unwrap();
+    assert_contains(&in_force(), &[again.strip_prefix("run=").unwrap()]);
+    assert!(!in_force().contains(mistaken[0].strip_prefix("run=").unwrap()));
+    assert_exit(&nights.workspace.verify(), 0);
+}
+
+#[test]
 fn a_price_is_told_by_pool_and_in_all() {
     let nights = Nights::new();
     let price = ["price.gpu_hour=7200", "price.currency=EUR"];

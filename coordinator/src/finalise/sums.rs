@@ -31,7 +31,9 @@ pub(super) struct Sums {
     figures: BTreeMap<String, Figures>,
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
-    newest: Timestamp,
+    /// When the run was planned or, if later, its newest text generated: of two runs of a night that one counts which was
+    /// planned later, also if it carries every text of an earlier night.
+    created: Timestamp,
     /// Texts that were cut off before they were encoded.
     truncated: u64,
 }
@@ -60,7 +62,8 @@ impl Sums {
 
     async fn add_all(run: &PlannedRun, jobs: &[&ShardJob], errors: &mut ObjectWriter) -> Result<Self, FinaliseError> {
         let plan = &run.plan;
-        let (mut sums, mut ids) = (Self::default(), UniqueIds::default());
+        let created = run.store.planned_at().await?;
+        let (mut sums, mut ids) = (Self { created, ..Self::default() }, UniqueIds::default());
         let checks = jobs.iter().map(|job| check(run.part(job), id_type(plan, job.kind), (*job).clone()));
         let mut checks = futures::stream::iter(checks).buffered(parts_in_flight());
         while let Some((job, checked)) = checks.try_next().await? {
@@ -99,7 +102,7 @@ impl Sums {
             return Err(FinaliseError::Encoder { part: job.output.clone() });
         }
         self.truncated += embedding.map_or(0, |e| e.truncated);
-        self.newest = self.newest.max(info.newest.unwrap_or_default());
+        self.created = self.created.max(info.newest.unwrap_or_default());
         self.carried += info.carried;
         self.errors += info.errors.len() as u64;
         self.lost += info.lost(job.value);
@@ -156,7 +159,7 @@ impl Sums {
             embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, self.truncated)),
             canary: plan.canary.clone(),
         };
-        Manifest::new(&plan.run, (kind, plan.date), self.newest, self.parts, details)
+        Manifest::new(&plan.run, (kind, plan.date), self.created, self.parts, details)
     }
 }
 
