@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::generate::{
     FAILURES_IN_A_ROW_MAX, Finished, GenerateError, GenerateOptions, Generated, Request, StopReason, TextError,
-    TextGenerator, cut_at_stop,
+    TextGenerator, cut_at_stop, whole_characters,
 };
 use laser_engine::{Completion, EngineError, Finish, MistralEngine};
 
@@ -44,7 +44,7 @@ impl PlainGenerator {
                 break;
             }
         }
-        let text = text.map_or_else(|| self.tokenizer.decode(&tokens), Ok)?;
+        let text = text.map_or_else(|| self.tokenizer.decode(&tokens).map(whole_characters), Ok)?;
         if finish == Finish::Stop && stop == StopReason::Length {
             stop = StopReason::End;
             tokens.extend(self.options.end_of_text.first());

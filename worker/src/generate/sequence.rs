@@ -17,7 +17,7 @@ use super::constraint::{Constrained, Rule, TreeScores};
 use super::draft_model::{DraftModel, Readable, Reader, index_u32};
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
-use super::stop::cut_at_stop;
+use super::stop::{cut_at_stop, whole_characters};
 use crate::budget::{REACH_MIN, Reach, Terms};
 use crate::calibration::Hindsight;
 
@@ -483,7 +483,7 @@ impl Sequence {
             return Ok(Some(StopReason::Stop));
         }
         if tokens.len() == self.max_tokens {
-            self.done.text = tokenizer.decode(tokens)?;
+            self.done.text = whole_characters(tokenizer.decode(tokens)?);
             return Ok(Some(StopReason::Length));
         }
         Ok(None)

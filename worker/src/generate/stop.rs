@@ -1,4 +1,4 @@
-//! Stop strings.
+//! Where texts end.
 
 use laser_model::{ModelError, Tokenizer};
 
@@ -19,6 +19,13 @@ pub(crate) fn cut_at_stop(
     let text = tokenizer.decode(tokens)?;
     let cut = stop.iter().filter_map(|s| text.find(s.as_str())).min();
     Ok(cut.map(|cut| text[..cut].to_owned()))
+}
+
+/// A text that was cut off, without a last character of which the tokens hold some bytes only: the tokenizer shows it as
+/// a replacement.
+pub(crate) fn whole_characters(mut text: String) -> String {
+    text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
+    text
 }
 
 #[cfg(test)]
@@ -46,5 +53,10 @@ mod tests {
             assert_eq!(cut(first).as_deref(), text.split(&stop[0]).next(), "{stop:?}");
         }
         assert_eq!(cut_at_stop(&tokens, &[], &tokenizer).unwrap(), None);
+        // Wherever it is cut, a text ends with a whole character.
+        let cuts = (0..=tokens.len()).map(|n| whole_characters(tokenizer.decode(&tokens[..n]).unwrap()));
+        let cuts: Vec<String> = cuts.collect();
+        assert!(cuts.iter().all(|cut| text.starts_with(cut.as_str())), "{cuts:?}");
+        assert!(cuts.is_sorted_by_key(String::len) && cuts.last().is_some_and(|whole| whole == text));
     }
 }

@@ -47,13 +47,17 @@ impl ListDraftModel {
         self.cost.as_ref().map_or(0.0, |cost| cost.seconds_of_late(load))
     }
 
-    /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room
-    /// is ranked as if nothing were read.
+    /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room, or
+    /// that has more tokens than the draft model has positions, is ranked as if nothing were read.
     ///
     /// # Errors
     /// The engine's.
     pub(super) fn draft(&mut self, lists: &mut [&mut ListSequence], options: &ListOptions) -> Result<(), EngineError> {
-        for list in lists.iter_mut().filter(|list| list.reading.is_none()) {
+        let positions = self.engine.info().max_positions;
+        let is_new = |list: &&mut &mut ListSequence| {
+            list.reading.is_none() && list.request.prompt.len() + list.levels() <= positions
+        };
+        for list in lists.iter_mut().filter(is_new) {
             if let Ok(slot) = self.engine.open(options.capacity(&list.request, list.levels())) {
                 list.reading = Some(Reading::new(slot, &list.request.prompt));
             }

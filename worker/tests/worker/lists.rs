@@ -369,6 +369,23 @@ fn a_draft_model_that_fails_costs_no_list() {
 }
 
 #[test]
+fn a_history_that_is_too_long_for_the_draft_model_leaves_the_others_their_drafts() {
+    let trie = trie();
+    let (first, longest) = (requests(&trie).remove(0), requests(&trie).remove(4));
+    let fake = |max_positions| Box::new(FakeEngine::new(FakeOptions { max_positions, ..fake_options() }));
+    let requests = [longest, first];
+    let plain = lists(&mut ListGenerator::new(fake(4_096), tokenizer(), options()), &requests);
+    let positions = requests[1].prompt.len() + LEVELS;
+    assert!(requests[0].prompt.len() + LEVELS > positions);
+    let drafted = ListOptions { nodes: 15, ..options() };
+    let generator = ListGenerator::new(fake(4_096), tokenizer(), drafted);
+    let found = lists(&mut generator.with_draft_model(draft_model(fake(positions), false)), &requests);
+    assert_eq!(items(&found), items(&plain));
+    let accepted = found.into_iter().map(|list| list.unwrap().step_accepted).collect::<Vec<_>>();
+    assert_eq!(accepted[1], [3], "the target's own drafts, all in one forward: {accepted:?}");
+}
+
+#[test]
 fn completing_the_trie_takes_half_of_the_calls() {
     let trie = trie();
     let all = ListOptions { draft: ListDraft::Trie, nodes: 1000, steps: 1, step_tokens: 4000, ..options() };
