@@ -261,6 +261,16 @@ class Configuration(unittest.TestCase):
             gibibytes = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
             self.assertGreater(gibibytes * 2**30, toml["worker"]["cache_gb"] * 1e9, f"{where} {name}")
 
+    def test_a_night_of_ten_million_entities_has_room_to_spill(self):
+        # docs/operations.md, "Size": twice 1 kB per entity. Only the coordinator plans and publishes.
+        for where, name, pod, container in laser_pods():
+            if container["args"][0] != "coordinator":
+                continue
+            [mount] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == "/tmp"]
+            [volume] = [v for v in pod["volumes"] if v["name"] == mount]
+            gibibytes = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
+            self.assertGreater(gibibytes * 2**30, 10_000_000 * 2_000, f"{where} {name}")
+
     def test_each_role_has_its_user_and_inbox(self):
         conf = read("deploy/nats/laser.conf")
         for where, name, pod, container in laser_pods():
