@@ -123,12 +123,16 @@ impl GgufWeights {
         let content = Content::read(&mut reader).map_err(corrupt)?;
         let header = Header { path, content: &content };
         let mut config = header.config()?;
-        let factors = "rope_freqs.weight";
-        if content.tensor_infos.contains_key(factors) {
-            let factors = content
-                .tensor(&mut reader, factors, &Device::Cpu)
+        let name = "rope_freqs.weight";
+        if content.tensor_infos.contains_key(name) {
+            let factors: Vec<f32> = content
+                .tensor(&mut reader, name, &Device::Cpu)
                 .and_then(|factors| factors.dequantize(&Device::Cpu)?.to_vec1())
                 .map_err(corrupt)?;
+            let (expected, found) = (config.shape.head_dim / 2, factors.len());
+            if found < expected {
+                return Err(EngineError::corrupt(path, format!("{name}: {found} factors, expected {expected}")));
+            }
             config.shape.rope_scaling = RopeScaling::Factors(factors);
         }
         let (path, device) = (path.into(), device.clone());

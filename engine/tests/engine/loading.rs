@@ -100,6 +100,12 @@ fn rope_factors_of_a_gguf_file_are_used() {
     let tokens = Random::new(1).tokens(40);
     let expected = sequential(engine(&scaled).as_mut(), &tokens);
     assert_same(&sequential(gguf_engine(&with_factors, GgmlDType::F32).as_mut(), &tokens), &expected, "factors");
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("damaged.gguf");
+    let too_few = Tensor::full(8.0_f32, 7, &Device::Cpu).unwrap();
+    with_factors.tensors.insert("rope_freqs.weight".into(), too_few);
+    with_factors.write_gguf(&file, GgmlDType::F32);
+    refused(&file, &["damaged.gguf", "rope_freqs.weight: 7 factors, expected 8"]);
 }
 
 /// Share of the fixture's greedy text that another precision would have chosen too, token by token.
