@@ -81,8 +81,10 @@ struct ConfigFile {
 /// `rope_scaling`, or `rope_parameters` of transformers 5, which also holds the base.
 #[derive(Deserialize)]
 struct RopeFile {
-    #[serde(alias = "type")]
     rope_type: Option<String>,
+    /// Its name before; some files have both.
+    #[serde(rename = "type")]
+    former_type: Option<String>,
     rope_theta: Option<f32>,
     factor: Option<f32>,
     low_freq_factor: Option<f32>,
@@ -152,7 +154,7 @@ impl ConfigFile {
 impl RopeFile {
     fn scaling(&self) -> Result<RopeScaling, String> {
         let need = |value: Option<f32>, key: &str| value.ok_or_else(|| format!("rope_scaling has no {key}"));
-        match self.rope_type.as_deref() {
+        match self.rope_type.as_deref().or(self.former_type.as_deref()) {
             None | Some("default") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: need(self.factor, "factor")? }),
             Some("llama3") => {
@@ -228,6 +230,14 @@ pub(super) mod tests {
     fn rope_base_may_be_nested() {
         let nested = ("rope_parameters", r#"{"rope_type": "default", "rope_theta": 500000.0}"#);
         assert_eq!(check(&[nested]).unwrap().shape.rope_theta, 500_000.0);
+    }
+
+    #[test]
+    fn the_type_of_rope_scaling_may_have_either_name_or_both() {
+        for names in [r#""type": "linear""#, r#""rope_type": "linear""#, r#""type": "linear", "rope_type": "linear""#] {
+            let scaling = check(&[("rope_scaling", &format!("{{{names}, \"factor\": 8.0}}"))]).unwrap();
+            assert_eq!(scaling.shape.rope_scaling, RopeScaling::Linear { factor: 8.0 }, "{names}");
+        }
     }
 
     #[test]

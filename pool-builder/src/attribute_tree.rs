@@ -176,11 +176,16 @@ pub(crate) fn grow(columns: &AttributeColumns, config: &GroupingConfig, share: f
     Some((tree, grower.labels))
 }
 
+/// Entities of a sample that a group has at least, unless groups may be smaller anyway: with fewer, an attribute that
+/// is unique, such as a name, would split a large catalogue into groups of one entity.
+const SAMPLED_MIN: usize = 10;
+
 /// Returns the configuration with its group sizes scaled to the sample.
 fn of_sample(config: &GroupingConfig, share: f64) -> GroupingConfig {
     #[expect(clippy::cast_possible_truncation, reason = "a share of a usize is at most that usize")]
     let scaled = |size: usize| ((size as f64 * share).round() as usize).max(1);
-    GroupingConfig { max_group: scaled(config.max_group), min_group: scaled(config.min_group), ..config.clone() }
+    let min_group = scaled(config.min_group).max(SAMPLED_MIN.min(config.min_group));
+    GroupingConfig { max_group: scaled(config.max_group).max(min_group), min_group, ..config.clone() }
 }
 
 struct Grower<'a> {
@@ -296,6 +301,16 @@ mod tests {
     fn an_attribute_that_does_not_split_is_passed_over() {
         assert_eq!(labels(order(&["title", "genres"]), 60, 5).unwrap().len(), 2);
         assert_eq!(labels(order(&["title"]), 60, 5), None);
+    }
+
+    #[test]
+    fn a_unique_attribute_is_passed_over_in_a_small_sample_of_many() {
+        // Of 1,200 films 60 are held, so groups of 20 would be groups of one among them.
+        let attributes = Attributes::Best(Best::Best);
+        let columns = columns(&films(), &attributes);
+        let config = GroupingConfig { attributes, max_group: 1_000, min_group: 20, ..Default::default() };
+        let (_, labels) = grow(&columns, &config, 0.05).unwrap();
+        assert_eq!(labels, ["decade = 1980", "decade = 1990"]);
     }
 
     #[test]

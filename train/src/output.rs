@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use candle_core::{Device, Tensor};
 use laser_engine::{ACCEPTANCE_HEAD, DRAFT_TOKENS};
 use serde::de::DeserializeOwned;
@@ -179,12 +179,19 @@ pub(crate) fn write_draft(
 }
 
 /// What config.json says at a key of the model that a folder holds, and the epochs of its training; none if it holds
-/// no such model.
+/// no model.
+///
+/// # Errors
+/// A model that says nothing at this key, which a training would replace.
 pub(crate) fn finished<T: DeserializeOwned>(folder: &Path, key: &str) -> Result<Option<(T, Vec<Epoch>)>> {
-    if ![WEIGHTS, HEADS, ACCEPTANCE_HEAD].iter().any(|name| folder.join(name).is_file()) {
-        return Ok(None);
-    }
-    let Some(entry) = entry(folder, key)? else {
+    let has_weights = [WEIGHTS, HEADS, ACCEPTANCE_HEAD].iter().any(|name| folder.join(name).is_file());
+    let entry: Option<T> = entry(folder, key)?;
+    ensure!(
+        entry.is_some() || !(has_weights || folder.join(CONFIG).is_file()),
+        "{}: holds a model that this training has not made; name another output, or remove the folder",
+        folder.display()
+    );
+    let Some(entry) = entry.filter(|_| has_weights) else {
         return Ok(None);
     };
     let file = folder.join(HISTORY);

@@ -145,10 +145,12 @@ impl Target {
     }
 }
 
-/// The plain search that `[lists]` describes, without drafts, for lists of the draft's length of distinct identifiers.
+/// The plain search that `[lists]` describes, without drafts, for lists of the draft's length of distinct identifiers. It
+/// searches the best ones, also where nights draw lists: those of one user under one noise say little.
 fn plain(lists: &ListsConfig, config: &Config) -> ListOptions {
     let count = config.recommender.draft.lists;
-    ListOptions { items: count, width: count, all_ties: false, draft: ListDraft::None, ..lists.options(config) }
+    let options = lists.options(config);
+    ListOptions { items: count, width: count, all_ties: false, draft: ListDraft::None, temperature: None, ..options }
 }
 
 /// Makes lists of histories.

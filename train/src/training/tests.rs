@@ -10,7 +10,7 @@ use super::*;
 use crate::course::CHECKPOINT;
 use crate::lesson::read;
 use crate::network::EMBEDDING;
-use crate::output::belongs;
+use crate::output::{CONFIG, WEIGHTS, belongs};
 
 const VOCABULARY: u32 = 40;
 
@@ -137,6 +137,17 @@ fn a_training_that_is_stopped_again_and_again_gives_the_same_weights() {
     for other in [Job { target: other_tokens, ..self::job(&configs[1]) }, Job { config: &other, ..job }] {
         let error = other.finished().unwrap_err().to_string();
         assert!(error.contains("holds a draft model of another training"), "{error}");
+    }
+}
+
+#[test]
+fn a_model_of_somebody_else_is_not_replaced() {
+    for file in [CONFIG, WEIGHTS] {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join(file), "{}").unwrap();
+        let config = config(folder.path());
+        let error = job(&config).finished().unwrap_err().to_string();
+        assert!(error.contains("holds a model that this training has not made"), "{file}: {error}");
     }
 }
 

@@ -491,8 +491,10 @@ impl Generator {
         self.parsers.extend(parser.and_then(Result::ok));
     }
 
-    /// After a failed step every sequence starts over.
+    /// After a failed step every sequence starts over, and shared prefixes do: an engine that has run out of memory may
+    /// have lost all caches, and makes room for new ones once none is open.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
+        self.forget_prefixes();
         let mut sequences = std::mem::take(&mut self.active);
         sequences.iter_mut().for_each(|sequence| self.close(sequence));
         let requests = sequences.into_iter().map(|sequence| sequence.request).collect();
