@@ -53,6 +53,7 @@ pub(super) fn spec() -> Spec {
         engine: "simulated".into(),
         model: Digest::of(b"model"),
         tokenizer: Digest::of(b"tokenizer"),
+        end_of_text: Vec::new(),
         precision: "f32".into(),
         prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
         verification: Policy::Strict,

@@ -174,13 +174,13 @@ pub enum PromptError {
     },
     /// The budget cannot be kept.
     #[error(
-        "max_tokens = {budget}: must be at least 1 and below the model's {positions} positions, so that there is room \
-         for text"
+        "max_tokens = {budget}: must be at least 1 and below the {positions} positions of the model, or of its sliding \
+         window, so that there is room for text"
     )]
     Budget {
         /// The budget as configured.
         budget: usize,
-        /// The model's positions.
+        /// The positions of the model, or of a smaller sliding window.
         positions: usize,
     },
     /// Chat format is required and the model has none.

@@ -6,6 +6,7 @@
 use std::{fs, path::Path};
 
 use laser_cpu::{ModelShape, RopeScaling};
+use laser_model::max_positions;
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -65,7 +66,6 @@ struct ConfigFile {
     rope_theta: Option<f32>,
     #[serde(alias = "rope_parameters")]
     rope_scaling: Option<RopeFile>,
-    max_position_embeddings: usize,
     hidden_act: String,
     #[serde(default)]
     tie_word_embeddings: bool,
@@ -73,8 +73,6 @@ struct ConfigFile {
     attention_bias: bool,
     #[serde(default)]
     mlp_bias: bool,
-    sliding_window: Option<usize>,
-    use_sliding_window: Option<bool>,
     quantization_config: Option<Value>,
 }
 
@@ -82,9 +80,9 @@ struct ConfigFile {
 #[derive(Deserialize)]
 struct RopeFile {
     rope_type: Option<String>,
-    /// Its name before; some files have both.
+    /// The older name of `rope_type`; transformers writes both for some models, and reads the newer one.
     #[serde(rename = "type")]
-    former_type: Option<String>,
+    older_type: Option<String>,
     rope_theta: Option<f32>,
     factor: Option<f32>,
     low_freq_factor: Option<f32>,
@@ -101,6 +99,8 @@ pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
     let name = name.ok_or_else(|| invalid("neither architectures nor model_type is set".into()))?;
     let architecture = architecture(file, name)?;
     let name = name.to_owned();
+    let max_positions =
+        max_positions(&json).ok_or_else(|| invalid("max_position_embeddings is missing or not a size".into()))?;
     let config: ConfigFile = serde_json::from_value(json).map_err(|error| invalid(error.to_string()))?;
     if config.hidden_act != "silu" {
         return Err(invalid(format!("hidden_act is {:?}, expected \"silu\"", config.hidden_act)));
@@ -115,20 +115,14 @@ pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
         Some(rope) => rope.scaling().map_err(&invalid)?,
         None => RopeScaling::None,
     };
-    config.into_model(architecture, name, rope_scaling).validate(file)
+    let shape = config.into_shape(architecture, rope_scaling);
+    ModelConfig { architecture, architecture_name: name, max_positions, shape }.validate(file)
 }
 
 impl ConfigFile {
-    fn into_model(
-        self,
-        architecture: Architecture,
-        architecture_name: String,
-        rope_scaling: RopeScaling,
-    ) -> ModelConfig {
+    fn into_shape(self, architecture: Architecture, rope_scaling: RopeScaling) -> ModelShape {
         let nested_theta = self.rope_scaling.as_ref().and_then(|rope| rope.rope_theta);
-        let windowed = self.use_sliding_window.unwrap_or(architecture == Architecture::Mistral);
-        let window = self.sliding_window.filter(|_| windowed).unwrap_or(usize::MAX);
-        let shape = ModelShape {
+        ModelShape {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
             intermediate_size: self.intermediate_size,
@@ -146,15 +140,14 @@ impl ConfigFile {
             head_norms: architecture == Architecture::Qwen3,
             fused: None,
             medusa: None,
-        };
-        ModelConfig { architecture, architecture_name, max_positions: self.max_position_embeddings.min(window), shape }
+        }
     }
 }
 
 impl RopeFile {
     fn scaling(&self) -> Result<RopeScaling, String> {
         let need = |value: Option<f32>, key: &str| value.ok_or_else(|| format!("rope_scaling has no {key}"));
-        match self.rope_type.as_deref().or(self.former_type.as_deref()) {
+        match self.rope_type.as_deref().or(self.older_type.as_deref()) {
             None | Some("default") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: need(self.factor, "factor")? }),
             Some("llama3") => {
@@ -233,11 +226,14 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn the_type_of_rope_scaling_may_have_either_name_or_both() {
-        for names in [r#""type": "linear""#, r#""rope_type": "linear""#, r#""type": "linear", "rope_type": "linear""#] {
-            let scaling = check(&[("rope_scaling", &format!("{{{names}, \"factor\": 8.0}}"))]).unwrap();
-            assert_eq!(scaling.shape.rope_scaling, RopeScaling::Linear { factor: 8.0 }, "{names}");
-        }
+    fn of_both_names_of_the_rope_type_the_newer_one_counts() {
+        let scaling = |rope: &str| check(&[("rope_scaling", rope)]).unwrap().shape.rope_scaling;
+        let both = scaling(r#"{"rope_type": "linear", "type": "linear", "factor": 2.0}"#);
+        assert_eq!(both, RopeScaling::Linear { factor: 2.0 });
+        let newer = scaling(r#"{"rope_type": "default", "type": "linear", "factor": 2.0}"#);
+        assert_eq!(newer, RopeScaling::None);
+        let older = scaling(r#"{"type": "linear", "factor": 2.0}"#);
+        assert_eq!(older, RopeScaling::Linear { factor: 2.0 });
     }
 
     #[test]
@@ -250,6 +246,7 @@ pub(super) mod tests {
                  MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)",
             ),
             ("hidden_act", r#""gelu""#, "hidden_act is \"gelu\", expected \"silu\""),
+            ("max_position_embeddings", "null", "max_position_embeddings is missing or not a size"),
             ("hidden_size", r#""big""#, "invalid type: string \"big\", expected usize"),
             ("num_key_value_heads", "3", "2 attention heads do not divide over 3 key/value heads"),
             ("head_dim", "3", "head dimension 3 is not a positive even number"),

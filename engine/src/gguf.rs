@@ -9,7 +9,7 @@ use std::{
     borrow::Cow,
     cell::Cell,
     fs::File,
-    io::{self, Cursor},
+    io::{self, BufReader, Cursor},
     path::{Path, PathBuf},
 };
 
@@ -67,6 +67,13 @@ fn map(path: &Path) -> io::Result<Mmap> {
     // SAFETY: the file is mapped read-only and every tensor is copied out of the mapping while loading; like every
     // program that maps its weights we rely on nobody rewriting them during those seconds.
     unsafe { Mmap::map(&file) }
+}
+
+/// The most positions of a sequence for the model of a GGUF file, no more than a sliding window has; reads the header.
+/// `None` if the tree engine does not run the model; [`load`](crate::load) says why.
+pub fn gguf_positions(path: &Path) -> Option<usize> {
+    let content = Content::read(&mut BufReader::new(File::open(path).ok()?)).ok()?;
+    Some(Header { path, content: &content }.config().ok()?.max_positions)
 }
 
 /// The bytes of a tensor, unless the file ends before they do. They begin at a multiple of 4, as candle's blocks must:

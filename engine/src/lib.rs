@@ -57,6 +57,7 @@ pub use draft_tokens::DRAFT_TOKENS;
 pub use engine::{Engine, EngineInfo};
 pub use error::EngineError;
 pub use fake::{FakeEngine, FakeOptions};
+pub use gguf::gguf_positions;
 pub use laser_cpu::{Allowed, Asked};
 pub use laser_model::ACCEPTANCE_HEAD;
 pub use medusa::{ACCEPTED, REJECTED};

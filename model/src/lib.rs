@@ -42,7 +42,7 @@ pub const ACCEPTANCE_HEAD: &str = "acceptance_head.safetensors";
 const HEADS: [&str; 3] = ["medusa_lm_head.safetensors", "medusa_lm_head.pt", ACCEPTANCE_HEAD];
 
 /// `model_max_length` of a tokenizer without a limit is 1e30; no model has this many positions.
-const POSITIONS_MAX: u64 = 1 << 30;
+const POSITIONS_MAX: usize = 1 << 30;
 
 /// Why a model cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -182,7 +182,7 @@ pub struct ModelFiles {
     pub end_of_text: Vec<u32>,
     /// The token that begins a text, if the model has one.
     pub bos: Option<u32>,
-    /// The most positions (prompt + text) the model was made for.
+    /// The most positions (prompt + text) of a sequence, no more than a sliding window has.
     pub max_positions: Option<usize>,
     /// The model's chat format, if it has one.
     pub chat_template: Option<ChatTemplate>,
@@ -220,7 +220,7 @@ impl ModelFiles {
         }
         Ok(Self {
             bos: beginning_of_text(&tokenizer, &config, &tokenizer_config),
-            max_positions: max_positions(&config, &tokenizer_config),
+            max_positions: max_positions(&config).or_else(|| max_length(&tokenizer_config)),
             chat_template: chat_template(&directory, &tokenizer_config)?,
             architecture: config["architectures"][0].as_str().map(str::to_owned),
             directory,
@@ -389,6 +389,10 @@ fn as_token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
+fn as_size(value: &Value) -> Option<usize> {
+    value.as_u64().and_then(|size| usize::try_from(size).ok())
+}
+
 /// A special token's text: a string, or an object that says how it is matched.
 fn token_text(value: &Value) -> Option<&str> {
     value.as_str().or_else(|| value["content"].as_str())
@@ -420,12 +424,19 @@ fn beginning_of_text(tokenizer: &Tokenizer, config: &Value, tokenizer_config: &V
     token_text(&tokenizer_config["bos_token"]).and_then(|token| tokenizer.token_to_id(token))
 }
 
-fn max_positions(config: &Value, tokenizer_config: &Value) -> Option<usize> {
-    let positions = config["max_position_embeddings"]
-        .as_u64()
-        .or_else(|| tokenizer_config["model_max_length"].as_u64())
-        .filter(|positions| *positions < POSITIONS_MAX)?;
-    usize::try_from(positions).ok()
+/// The most positions of a sequence for a model with this config.json: its positions, or a smaller sliding window, so
+/// that the window never bites. Mistral uses a window that is given; other architectures say whether they use it.
+pub fn max_positions(config: &Value) -> Option<usize> {
+    let name = config["architectures"][0].as_str().or_else(|| config["model_type"].as_str());
+    let is_mistral = matches!(name, Some("MistralForCausalLM" | "mistral"));
+    let is_used = config["use_sliding_window"].as_bool().unwrap_or(is_mistral);
+    let window = as_size(&config["sliding_window"]).filter(|_| is_used);
+    as_size(&config["max_position_embeddings"]).into_iter().chain(window).min()
+}
+
+/// What a tokenizer_config.json says in place of a config.json.
+fn max_length(tokenizer_config: &Value) -> Option<usize> {
+    as_size(&tokenizer_config["model_max_length"]).filter(|positions| *positions < POSITIONS_MAX)
 }
 
 /// chat_template.jinja goes before tokenizer_config.json, and there `default` before other names.

@@ -47,6 +47,19 @@ fn the_fixture_opens() {
 }
 
 #[test]
+fn a_sliding_window_in_use_bounds_the_positions() {
+    for (config, expected) in [
+        (r#"{"model_type": "mistral", "max_position_embeddings": 100, "sliding_window": 64}"#, Some(64)),
+        (r#"{"model_type": "mistral", "max_position_embeddings": 100, "sliding_window": null}"#, Some(100)),
+        (r#"{"model_type": "qwen2", "max_position_embeddings": 100, "sliding_window": 64}"#, Some(100)),
+        (r#"{"architectures": ["MistralForCausalLM"], "sliding_window": 64, "use_sliding_window": false}"#, Some(1024)),
+    ] {
+        let (_directory, model) = model_with(|d| fs::write(d.join(CONFIG), config).unwrap());
+        assert_eq!(model.unwrap().max_positions, expected, "{config}");
+    }
+}
+
+#[test]
 fn text_survives_the_tokenizer() {
     let tokenizer = open_fixture().tokenizer;
     let text = "Loves Léon (1994) and 東京 stories 🎬.";

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use laser_engine::{ACCEPTANCE_HEAD, DTypeOption, Engine, EngineOptions};
 use laser_grammar::Grammar;
-use laser_model::{Hub, ModelFiles, resolve};
+use laser_model::{Hub, ModelFiles, Weights, resolve};
 use laser_schema::job::Spec;
 use laser_schema::lists::ListSpec;
 use laser_schema::{Constraint, Digest, Kind};
@@ -33,8 +33,12 @@ pub async fn open_model(config: &Config) -> Result<ModelFiles> {
 pub async fn open_local_model(model: &str) -> Result<ModelFiles> {
     let model = model.to_owned();
     tokio::task::spawn_blocking(move || {
-        let path = resolve(&model, &Hub::from_env())?;
-        anyhow::Ok(ModelFiles::open(&path)?)
+        let mut files = ModelFiles::open(&resolve(&model, &Hub::from_env())?)?;
+        if let Weights::Gguf(file) = &files.weights {
+            // The engine follows the header, and a config.json beside the file need not be there.
+            files.max_positions = laser_engine::gguf_positions(file).or(files.max_positions);
+        }
+        anyhow::Ok(files)
     })
     .await?
     .context("[model] path")
@@ -306,6 +310,8 @@ pub(crate) fn model_spec(
         },
         model: model.digest().context("[model] path")?,
         tokenizer: Digest::from_bytes(model.tokenizer.fingerprint()),
+        // A list ends with its last code.
+        end_of_text: if is_list { Vec::new() } else { model.end_of_text.clone() },
         precision: format!("{}{isq}", config.model.dtype),
         prompts,
         verification: match &config.lists {
@@ -313,9 +319,100 @@ pub(crate) fn model_spec(
             _ => config.verification.policy(),
         },
         sampling: config.generate.sampling(),
-        // A list ends with its last code.
         max_new_tokens: if is_list { 0 } else { config.generate.max_new_tokens },
         constraint: config.generate.constraint()?,
         stop: if is_list { Vec::new() } else { config.generate.stop.clone() },
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use laser_schema::lists::{Normalisation, Ties};
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A folder with these of the fixture's files.
+    fn folder(files: &[&str]) -> TempDir {
+        let (fixture, folder) = (Path::new("../fixtures/profile-lm"), tempfile::tempdir().unwrap());
+        for file in files {
+            fs::copy(fixture.join(file), folder.path().join(file)).unwrap();
+        }
+        folder
+    }
+
+    #[test]
+    fn end_of_text_is_in_the_specification_of_texts_and_not_of_lists() {
+        let spec = |end_of_text: &str, lists: Option<ListSpec>| {
+            let folder = folder(&["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]);
+            let generation = format!("{{\"eos_token_id\": {end_of_text}}}");
+            fs::write(folder.path().join("generation_config.json"), generation).unwrap();
+            let model = ModelFiles::open(folder.path()).unwrap();
+            model_spec(&Config::default(), &model, (BTreeMap::new(), lists)).unwrap()
+        };
+        let (texts, with_another) = (spec("1", None), spec("[1, 2]", None));
+        assert_eq!((texts.end_of_text.as_slice(), with_another.end_of_text.as_slice()), (&[1][..], &[1, 2][..]));
+        assert_eq!((&texts.model, &texts.tokenizer), (&with_another.model, &with_another.tokenizer));
+        assert_ne!(texts.digest(), with_another.digest());
+        let lists = ListSpec {
+            trie: Digest::of(b"trie"),
+            out_of_stock: None,
+            items: 2,
+            items_from: None,
+            width: 2,
+            normalisation: Normalisation::Vocabulary,
+            repeat: false,
+            ties: Ties::All,
+        };
+        assert_eq!(spec("1", Some(lists.clone())), spec("[1, 2]", Some(lists)));
+    }
+
+    fn text(bytes: &mut Vec<u8>, text: &str) {
+        bytes.extend(u64::try_from(text.len()).unwrap().to_le_bytes());
+        bytes.extend(text.as_bytes());
+    }
+
+    /// The header of a GGUF file of a model with 1,024 positions and a sliding window of 64.
+    fn gguf_header() -> Vec<u8> {
+        let (is_u32, is_f32, is_text) = (4_u32.to_le_bytes(), 6_u32.to_le_bytes(), 8_u32.to_le_bytes());
+        let sizes = [
+            ("embedding_length", 8_u32),
+            ("feed_forward_length", 16),
+            ("block_count", 1),
+            ("attention.head_count", 2),
+            ("context_length", 1024),
+            ("attention.sliding_window", 64),
+        ];
+        let mut bytes = b"GGUF".to_vec();
+        // Version 3, one tensor, and as many keys as follow.
+        bytes.extend([3, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0]);
+        text(&mut bytes, "general.architecture");
+        bytes.extend(is_text);
+        text(&mut bytes, "llama");
+        text(&mut bytes, "llama.attention.layer_norm_rms_epsilon");
+        bytes.extend(is_f32);
+        bytes.extend(1e-5_f32.to_le_bytes());
+        for (key, size) in sizes {
+            text(&mut bytes, &format!("llama.{key}"));
+            bytes.extend(is_u32);
+            bytes.extend(size.to_le_bytes());
+        }
+        text(&mut bytes, "token_embd.weight");
+        // Two dimensions, width and vocabulary; f32, from the first byte on.
+        bytes.extend(2_u32.to_le_bytes());
+        bytes.extend([8_u64, 10].map(u64::to_le_bytes).concat());
+        bytes.extend([0; 12]);
+        bytes
+    }
+
+    #[tokio::test]
+    async fn the_header_of_a_gguf_file_bounds_the_positions() {
+        let folder = folder(&["generation_config.json", "tokenizer.json", "tokenizer_config.json"]);
+        let file = folder.path().join("model.gguf");
+        fs::write(&file, gguf_header()).unwrap();
+        let model = open_local_model(file.to_str().unwrap()).await.unwrap();
+        assert_eq!(model.max_positions, Some(64), "tokenizer_config.json says 1,024");
+    }
 }

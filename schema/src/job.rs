@@ -120,6 +120,9 @@ pub struct Spec {
     pub model: Digest,
     /// Fingerprint of the tokenizer.
     pub tokenizer: Digest,
+    /// The tokens that end a text, in the order of precedence; none of lists, which end with their last code.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub end_of_text: Vec<u32>,
     /// Number format and quantisation, such as `f32` or `f16+q4k`.
     pub precision: String,
     /// Digest of the prompt template of each kind, with its budget and chat template.

@@ -261,6 +261,7 @@ fn spec_of_lists() -> Spec {
         engine: "tree".into(),
         model: Digest::of(b"m"),
         tokenizer: Digest::of(b"t"),
+        end_of_text: Vec::new(),
         precision: "f32".into(),
         prompts: [].into(),
         verification: Policy::Strict,

@@ -291,6 +291,21 @@ fn a_budget_must_leave_room_in_the_model() {
 }
 
 #[test]
+fn a_budget_must_leave_room_in_a_sliding_window() {
+    let directory = tempfile::tempdir().unwrap();
+    for file in ["generation_config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(fixture().join(file), directory.path().join(file)).unwrap();
+    }
+    let config =
+        json!({"architectures": ["MistralForCausalLM"], "max_position_embeddings": 1024, "sliding_window": 64});
+    std::fs::write(directory.path().join("config.json"), config.to_string()).unwrap();
+    let model = ModelFiles::open(directory.path()).unwrap();
+    let config = PromptConfig { max_tokens: Some(100), ..Default::default() };
+    let error = PromptRenderer::new(&config, &model, 16).unwrap_err();
+    assert!(matches!(error, PromptError::Budget { budget: 100, positions: 64 }), "{error}");
+}
+
+#[test]
 fn the_default_budget_fits_the_model() {
     let unset = PromptConfig::default();
     for (positions, max_new_tokens, expected) in

@@ -44,6 +44,7 @@ pub(crate) fn spec() -> Spec {
         engine: "tree".into(),
         model: Digest::of(b"model"),
         tokenizer: Digest::of(b"tokenizer"),
+        end_of_text: Vec::new(),
         precision: "f32".into(),
         prompts: Kind::ALL.map(|kind| (kind, Digest::of(b"prompt"))).into(),
         verification: Policy::Strict,

@@ -3,7 +3,7 @@
 use std::{fs, path::Path};
 
 use candle_core::quantized::GgmlDType;
-use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions};
+use laser_engine::{DTypeOption, Engine, EngineError, EngineOptions, gguf_positions};
 use laser_schema::DeviceOption;
 use serde_json::json;
 
@@ -19,6 +19,16 @@ fn info_describes_the_model() {
     assert_eq!((info.vocab_size, info.max_positions, info.parameters), (4096, 1024, 4_614_912));
     assert_eq!(info.architecture, "LlamaForCausalLM");
     assert_eq!((info.dtype.as_str(), info.device.as_str()), ("f32", "cpu"));
+}
+
+#[test]
+fn the_header_of_a_gguf_file_tells_the_engines_positions() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("model.gguf");
+    TinyModel::new("Llama", json!({})).write_gguf(&file, GgmlDType::F32);
+    assert_eq!(gguf_positions(&file), Some(load(&file).info().max_positions));
+    fs::write(&file, "GGUF").unwrap();
+    assert_eq!(gguf_positions(&file), None);
 }
 
 #[test]

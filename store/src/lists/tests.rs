@@ -123,6 +123,7 @@ fn spec() -> Spec {
         engine: "tree".into(),
         model: Digest::of(b"m"),
         tokenizer: Digest::of(b"t"),
+        end_of_text: Vec::new(),
         precision: "f32".into(),
         prompts: [].into(),
         verification: Policy::Strict,

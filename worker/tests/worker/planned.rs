@@ -130,6 +130,7 @@ pub(crate) fn spec() -> Spec {
         engine: "tree".into(),
         model: Digest::of(b"model"),
         tokenizer: Digest::of(b"tokenizer"),
+        end_of_text: Vec::new(),
         precision: "f32".into(),
         prompts: BTreeMap::new(),
         verification: Policy::Strict,
