@@ -1,6 +1,6 @@
 //! An engine that is watched, and that fails on demand.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use laser_engine::{Allowed, Engine, EngineError, EngineInfo, MaskedNode, Scores, Segment, Slot};
@@ -14,6 +14,9 @@ pub(crate) struct Mischief {
     pub(crate) panic_on_close: bool,
     pub(crate) fail_from_step: Option<usize>,
     pub(crate) fail_on_commit: Option<usize>,
+    /// From this step on steps fail as long as a slot is open that was open then, as those of a device do whose caches
+    /// are lost.
+    pub(crate) lose_caches_on_step: Option<usize>,
     /// Cancelled with the first step.
     pub(crate) cancel: Vec<CancellationToken>,
     /// Slots that may be open at once.
@@ -30,6 +33,8 @@ pub(crate) struct Log {
     /// The tokens of each step's segments.
     pub(crate) steps: Vec<Vec<usize>>,
     commits: usize,
+    /// Slots whose caches are lost.
+    lost: BTreeSet<Slot>,
 }
 
 pub(crate) struct Watched<E> {
@@ -110,7 +115,14 @@ impl<E: Engine> Engine for Watched<E> {
                 log.fed[place].extend_from_slice(segment.tokens);
             }
             log.steps.push(segments.iter().map(|s| s.tokens.len()).collect());
-            log.steps.len() - 1
+            let step = log.steps.len() - 1;
+            if self.mischief.lose_caches_on_step == Some(step) {
+                log.lost = log.open.keys().copied().collect();
+            }
+            if !log.lost.is_empty() {
+                return Err(injected("lost caches"));
+            }
+            step
         };
         self.mischief.cancel.iter().for_each(CancellationToken::cancel);
         assert_ne!(self.mischief.panic_on_step, Some(step), "injected panic of step {step}");
@@ -138,7 +150,9 @@ impl<E: Engine> Engine for Watched<E> {
 
     fn close(&mut self, slot: Slot) {
         assert!(!self.mischief.panic_on_close, "injected panic of a close");
-        self.log.lock().unwrap().open.remove(&slot);
+        let mut log = self.log.lock().unwrap();
+        log.open.remove(&slot);
+        log.lost.remove(&slot);
         self.inner.close(slot);
     }
 
