@@ -71,6 +71,23 @@ fn a_commit_that_fails_once_costs_no_row() {
 }
 
 #[test]
+fn a_step_that_loses_all_keys_and_values_costs_no_row_whose_prefix_is_shared() {
+    let prefix = tokens(99, 18);
+    for batch in [1, 4] {
+        // The first step is that of the prefix.
+        for step in 1..8 {
+            let mischief = Mischief { lose_on_step: Some(step), ..Mischief::default() };
+            let options = GenerateOptions { batch, ..options() };
+            let (mut generator, log) = watched(fake_options(), mischief, options);
+            generator.share_prefix(&[&prefix, &prefix]).unwrap();
+            assert_eq!(log.lock().unwrap().open.len(), 1);
+            assert_all(&run(&mut generator, requests()), &format!("step {step}, batch {batch}"));
+            assert!(log.lock().unwrap().open.is_empty());
+        }
+    }
+}
+
+#[test]
 fn requests_wait_while_there_is_no_memory_for_their_caches() {
     let mischief = Mischief { slots_max: Some(2), ..Mischief::default() };
     let (mut generator, log) = watched(fake_options(), mischief, options());

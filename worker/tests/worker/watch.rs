@@ -14,6 +14,8 @@ pub(crate) struct Mischief {
     pub(crate) panic_on_close: bool,
     pub(crate) fail_from_step: Option<usize>,
     pub(crate) fail_on_commit: Option<usize>,
+    /// The step that loses all keys and values; every step fails from then on until no slot is open.
+    pub(crate) lose_on_step: Option<usize>,
     /// Cancelled with the first step.
     pub(crate) cancel: Vec<CancellationToken>,
     /// Slots that may be open at once.
@@ -36,12 +38,13 @@ pub(crate) struct Watched<E> {
     inner: E,
     mischief: Mischief,
     log: Arc<Mutex<Log>>,
+    is_lost: bool,
 }
 
 impl<E: Engine> Watched<E> {
     pub(crate) fn new(inner: E, mischief: Mischief) -> (Self, Arc<Mutex<Log>>) {
         let log = Arc::<Mutex<Log>>::default();
-        (Self { inner, mischief, log: log.clone() }, log)
+        (Self { inner, mischief, log: log.clone(), is_lost: false }, log)
     }
 
     fn opened(&self, slot: Slot, tokens: Vec<u32>) -> Slot {
@@ -117,6 +120,10 @@ impl<E: Engine> Engine for Watched<E> {
         if self.mischief.fail_from_step.is_some_and(|from| step >= from) {
             return Err(injected("step"));
         }
+        self.is_lost |= self.mischief.lose_on_step == Some(step);
+        if self.is_lost {
+            return Err(injected("lost"));
+        }
         self.inner.step(segments, top_k)
     }
 
@@ -138,7 +145,9 @@ impl<E: Engine> Engine for Watched<E> {
 
     fn close(&mut self, slot: Slot) {
         assert!(!self.mischief.panic_on_close, "injected panic of a close");
-        self.log.lock().unwrap().open.remove(&slot);
+        let mut log = self.log.lock().unwrap();
+        log.open.remove(&slot);
+        self.is_lost &= !log.open.is_empty();
         self.inner.close(slot);
     }
 
