@@ -45,6 +45,7 @@ pub struct Completion {
 pub struct MistralEngine {
     model: Model,
     max_positions: usize,
+    device: String,
 }
 
 impl std::fmt::Debug for MistralEngine {
@@ -77,13 +78,19 @@ impl MistralEngine {
             false => build_gguf(options, batch).await?,
         };
         let limit = model.max_sequence_length().map_err(refused)?;
-        Ok(Self { model, max_positions: limit.unwrap_or(usize::MAX) })
+        Ok(Self { model, max_positions: limit.unwrap_or(usize::MAX), device: options.device.to_string() })
     }
 
     /// Positions of the model, as mistralrs reads them.
     #[must_use]
     pub fn max_positions(&self) -> usize {
         self.max_positions
+    }
+
+    /// Where the tensors live, e.g. `cpu`, `cuda:0`.
+    #[must_use]
+    pub fn device(&self) -> &str {
+        &self.device
     }
 
     /// Continues a prompt greedily (ties to the lower token id) until a token of `stop_tokens`, a stop token of the

@@ -21,6 +21,18 @@ pub enum WorkerError {
          leases end"
     )]
     Refused(#[source] LocationError),
+    /// The engine failed for one shard after another: the device is more likely to be at fault than the shards.
+    #[error(
+        "device {device} fails for one shard after another and has finished no text in between ({reason}); the shards \
+         in hand were given back. Run the same command again: a new process often recovers a device. If it fails \
+         again, lower [generate] batch, choose another [model] device or check the model"
+    )]
+    Device {
+        /// The device.
+        device: String,
+        /// Why the engine failed the last time.
+        reason: String,
+    },
     /// A task of the worker was lost.
     #[error("the worker's {0} ended unexpectedly; its shards are given to others when their leases end")]
     Lost(&'static str),
@@ -69,7 +81,7 @@ impl WorkerError {
     /// Whether no other shard can succeed either. Every other error is that of an attempt, and the queue is told of it.
     #[must_use]
     pub fn ends_the_worker(&self) -> bool {
-        matches!(self, Self::Queue(_) | Self::Refused(_) | Self::Lost(_))
+        matches!(self, Self::Queue(_) | Self::Refused(_) | Self::Device { .. } | Self::Lost(_))
     }
 }
 

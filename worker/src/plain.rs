@@ -82,6 +82,10 @@ impl TextGenerator for PlainGenerator {
         &self.tokenizer
     }
 
+    fn device(&self) -> &str {
+        self.engine.device()
+    }
+
     fn batch(&self) -> usize {
         self.options.batch
     }

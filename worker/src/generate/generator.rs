@@ -491,12 +491,12 @@ impl Generator {
         self.parsers.extend(parser.and_then(Result::ok));
     }
 
-    /// After a failed step every sequence starts over, and shared prefixes do: an engine that has run out of memory may
-    /// have lost all caches, and makes room for new ones once none is open.
+    /// After a failed step every sequence starts over. Shared prefixes are forgotten, too: an engine that ran out of
+    /// memory may have lost them, and then fails every step until all its slots are closed.
     fn isolate(&mut self, error: EngineError, finished: &mut Vec<Finished>) -> Result<(), GenerateError> {
-        self.forget_prefixes();
         let mut sequences = std::mem::take(&mut self.active);
         sequences.iter_mut().for_each(|sequence| self.close(sequence));
+        self.forget_prefixes();
         let requests = sequences.into_iter().map(|sequence| sequence.request).collect();
         self.waiting.isolate(requests, error, finished)
     }
@@ -505,6 +505,10 @@ impl Generator {
 impl TextGenerator for Generator {
     fn tokenizer(&self) -> &Tokenizer {
         &self.tokenizer
+    }
+
+    fn device(&self) -> &str {
+        &self.engine.info().device
     }
 
     fn pool_meta(&self) -> Option<PoolMeta> {

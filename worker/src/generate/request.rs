@@ -185,6 +185,9 @@ pub trait TextGenerator: Send {
     /// The tokenizer of texts and prompts.
     fn tokenizer(&self) -> &Tokenizer;
 
+    /// Where it computes, e.g. `cuda:0`.
+    fn device(&self) -> &str;
+
     /// What a pool of its texts is, if it drafts from pools.
     fn pool_meta(&self) -> Option<PoolMeta> {
         None

@@ -309,6 +309,10 @@ impl TextGenerator for ListGenerator {
         &self.tokenizer
     }
 
+    fn device(&self) -> &str {
+        &self.engine.info().device
+    }
+
     fn batch(&self) -> usize {
         self.options.batch
     }

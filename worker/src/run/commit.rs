@@ -24,11 +24,12 @@ pub(super) struct Committer<'a, Q> {
 }
 
 impl<Q: Queue> Committer<'_, Q> {
-    /// Commits until everybody who sends shards is gone.
+    /// Commits until everybody who sends shards is gone. On an error nobody commits what the engine would still
+    /// generate, so the worker gives up its shards.
     pub(super) async fn run(self, mut done: mpsc::Receiver<Done>) -> Result<(), WorkerError> {
         while let Some(done) = done.recv().await {
             let span = self.held.span(&done.lease);
-            self.settle(done).instrument(span).await?;
+            self.settle(done).instrument(span).await.inspect_err(|_| self.stop.give_back())?;
         }
         Ok(())
     }

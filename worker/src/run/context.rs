@@ -53,3 +53,17 @@ pub struct Stop {
     /// A commit that the store has not answered is given up.
     pub abandon: CancellationToken,
 }
+
+impl Stop {
+    /// Tokens that are cancelled along with these, and whose own cancellation these do not notice.
+    pub(super) fn child(&self) -> Self {
+        let Self { drain, release, abandon } = self;
+        Self { drain: drain.child_token(), release: release.child_token(), abandon: abandon.child_token() }
+    }
+
+    /// Nothing more is leased, and the shards that were begun are given back.
+    pub(super) fn give_back(&self) {
+        self.drain.cancel();
+        self.release.cancel();
+    }
+}

@@ -1,6 +1,6 @@
 //! The engine loop: one thread that keeps its batch full across shards.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
@@ -30,6 +30,28 @@ pub(super) struct EngineLoop {
     /// Texts of open shards that the generator has not been asked for, with the numbers of their shards.
     pub(super) queued: VecDeque<(u32, Place)>,
     pub(super) tonight: Tonight,
+    pub(super) faults: Faults,
+}
+
+/// What tells a broken device, which fails for every shard, from a shard for which every device fails.
+#[derive(Default)]
+pub(super) struct Faults {
+    /// The shards for which the engine has failed.
+    shards: HashSet<u32>,
+    /// Whether the engine has finished no text since it failed the last time.
+    is_suspect: bool,
+    /// Why the worker ends.
+    broken: Option<WorkerError>,
+}
+
+impl Faults {
+    /// Adds a failure for these shards. Returns whether the device is at fault: the engine had just failed, and it has
+    /// not failed before for all of these shards. A shard that fails again is the queue's to give up.
+    fn add(&mut self, leases: &[Lease]) -> bool {
+        let known = self.shards.len();
+        self.shards.extend(leases.iter().map(|lease| lease.job.shard));
+        std::mem::replace(&mut self.is_suspect, true) && self.shards.len() > known
+    }
 }
 
 /// An audit that waits until nothing else is open.
@@ -37,7 +59,10 @@ type WaitingAudit = (Lease, Vec<ShardRow>);
 
 impl EngineLoop {
     /// Works until no more shards come, and returns the generator.
-    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> Box<dyn TextGenerator> {
+    ///
+    /// # Errors
+    /// [`WorkerError::Device`] if the device is at fault.
+    pub(super) fn run(mut self, mut load: mpsc::Receiver<Loaded>) -> Result<Box<dyn TextGenerator>, WorkerError> {
         let mut waiting: Option<WaitingAudit> = None;
         loop {
             // More rows are wanted as soon as the batch is not full; an audit wants the engine to itself.
@@ -50,7 +75,7 @@ impl EngineLoop {
                 match next {
                     Some(loaded) => waiting = self.take_in(loaded),
                     // Whatever was loaded is done or given back.
-                    None if idle => return self.generator,
+                    None if idle => return self.faults.broken.map_or(Ok(self.generator), Err),
                     None => break,
                 }
             }
@@ -183,6 +208,9 @@ impl EngineLoop {
             return;
         };
         let place = open.place(place);
+        if result.is_ok() {
+            self.faults.is_suspect = false;
+        }
         match result {
             Ok(text) if text.text.trim().is_empty() && text.items.is_empty() => {
                 open.fail(place, RowError::new("generate", "the model's text is empty"));
@@ -209,12 +237,26 @@ impl EngineLoop {
         self.finish_shard(lease, Output::Part(rows));
     }
 
-    /// Starts the engine anew; every shard that is open has failed.
+    /// The engine failed for every shard that is open.
     fn fail_all(&mut self, error: &WorkerError) {
-        self.generator.reset();
         self.queued.clear();
-        for (_, open) in std::mem::take(&mut self.open) {
-            self.finish_shard(open.lease, Output::Failed(error.to_string()));
+        let leases = std::mem::take(&mut self.open).into_values().map(|open| open.lease).collect();
+        self.fail(leases, error);
+    }
+
+    /// Starts the engine anew after it failed for these shards. Their attempts have failed, unless the device is at
+    /// fault: then they are given back and the worker ends, or it would use up the attempts of every shard.
+    fn fail(&mut self, leases: Vec<Lease>, error: &WorkerError) {
+        self.generator.reset();
+        let is_broken = self.faults.add(&leases);
+        if is_broken {
+            let (device, reason) = (self.generator.device().to_owned(), error.to_string());
+            self.faults.broken = Some(WorkerError::Device { device, reason });
+            self.stop.give_back();
+        }
+        for lease in leases {
+            let output = if is_broken { Output::Released } else { Output::Failed(error.to_string()) };
+            self.finish_shard(lease, output);
         }
     }
 
@@ -243,15 +285,17 @@ impl EngineLoop {
         };
         let (generator, release) = (self.generator.as_mut(), &self.stop.release);
         let outcome = catch(|| audit(generator, &requests, release, figures)).and_then(|audit| Ok(audit?));
-        let output = match outcome {
-            Ok(Some(audit)) => Output::Audit(audit),
-            Ok(None) => Output::Released,
-            Err(error) => Output::Failed(error.to_string()),
-        };
-        if !matches!(output, Output::Audit(_)) {
-            self.generator.reset();
+        match outcome {
+            Ok(Some(audit)) => {
+                self.faults.is_suspect &= audit.report.texts == 0;
+                self.finish_shard(lease, Output::Audit(audit));
+            }
+            Ok(None) => {
+                self.generator.reset();
+                self.finish_shard(lease, Output::Released);
+            }
+            Err(error) => self.fail(vec![lease], &error),
         }
-        self.finish_shard(lease, output);
     }
 
     /// The committer outlives the engine thread; if it is gone, so is the worker, and the lease will end.

@@ -30,7 +30,7 @@ use crate::error::WorkerError;
 use crate::generate::TextGenerator;
 use crate::part::{Output, Work};
 use commit::Committer;
-use engine_loop::EngineLoop;
+use engine_loop::{EngineLoop, Faults};
 use held::{Held, heartbeats};
 use intake::Intake;
 use tonight::Tonight;
@@ -52,13 +52,15 @@ struct Done {
 /// for further use. The current span is the run's.
 ///
 /// # Errors
-/// [`WorkerError`]; a failed shard is not one, the queue is told of it.
+/// [`WorkerError`] if no other shard can succeed either. A failed shard is no error, the queue is told of it.
 pub async fn run_worker<Q: Queue + 'static>(
     queue: Arc<Q>,
     context: Arc<RunContext>,
     generator: Box<dyn TextGenerator>,
     stop: Stop,
 ) -> Result<Box<dyn TextGenerator>, WorkerError> {
+    // The engine and the committer may end this worker; the caller's tokens are its own.
+    let stop = stop.child();
     let (load_tx, load_rx) = mpsc::channel(1);
     let (done_tx, done_rx) = mpsc::channel(1);
     let held = Arc::new(Held::default());
@@ -69,8 +71,8 @@ pub async fn run_worker<Q: Queue + 'static>(
             let _entered = run.entered();
             let may_replace = generator.adapts() && context.run.plan.guards.is_none();
             let tonight = Tonight::new(generator.pool_meta(), may_replace, context.pools.values());
-            let (open, queued) = (HashMap::new(), VecDeque::new());
-            EngineLoop { context, generator, stop, done: done_tx, open, queued, tonight }.run(load_rx)
+            let (open, queued, faults) = (HashMap::new(), VecDeque::new(), Faults::default());
+            EngineLoop { context, generator, stop, done: done_tx, open, queued, tonight, faults }.run(load_rx)
         })
     };
     let beat = tokio::spawn(heartbeats(queue.clone(), held.clone()));
@@ -81,5 +83,5 @@ pub async fn run_worker<Q: Queue + 'static>(
     beat.abort();
     let generator = engine.await.map_err(|_| WorkerError::Lost("engine thread"))?;
     committer.and(intake)?;
-    Ok(generator)
+    generator
 }

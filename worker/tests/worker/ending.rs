@@ -4,15 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
+use jiff::civil::date;
 use laser_coordinator::ledger::LedgerCounts;
 use laser_coordinator::local_queue::LocalQueue;
 use laser_schema::job::{Action, Lease, Queue, QueueError};
 use laser_worker::error::WorkerError;
-use laser_worker::generate::GenerateOptions;
+use laser_worker::generate::{GenerateOptions, TextGenerator};
 use laser_worker::run::{Stop, run_worker};
 use tokio_util::sync::CancellationToken;
 
-use crate::planned::{Run, first_night, generator, good, limits, plan_night, users_to};
+use crate::planned::{Run, first_night, generator, good, limits, plan_as, plan_night, users_to};
 use crate::support::{fake_options, options, watched};
 use crate::watch::Mischief;
 
@@ -189,4 +190,53 @@ async fn a_lost_engine_thread_ends_the_worker_instead_of_hanging_it() {
     let lost = generator(fake_options(), mischief);
     let result = run_worker(run.queue(), run.context.clone(), lost, Stop::default()).await;
     assert!(matches!(result.err(), Some(WorkerError::Lost(_))));
+}
+
+/// The steps of a worker over 20 shards, whose first commit the queue may refuse.
+async fn steps(refuse: bool) -> usize {
+    let run = first_night(100).await;
+    let queue = Arc::new(Tampered { refuse, ..Tampered::new(&run) });
+    let options = GenerateOptions { step_tokens: 128, ..options() };
+    let (generator, log) = watched(fake_options(), Mischief::default(), options);
+    let ended = run_worker(queue, run.context.clone(), Box::new(generator), Stop::default()).await;
+    assert_eq!(ended.is_err(), refuse);
+    log.lock().unwrap().steps.len()
+}
+
+#[tokio::test]
+async fn the_engine_generates_nothing_that_nobody_would_commit() {
+    let (whole, refused) = (steps(false).await, steps(true).await);
+    // A shard that is being committed, one that waits for it, and those of the batch.
+    assert!(refused * 2 < whole, "{refused} of {whole} steps");
+}
+
+fn failing() -> Box<dyn TextGenerator> {
+    generator(fake_options(), Mischief { fail_from_step: Some(0), ..Mischief::default() })
+}
+
+#[tokio::test]
+async fn a_device_that_fails_for_every_shard_ends_the_worker_and_not_the_shards() {
+    let run = first_night(40).await;
+    let queue = run.queue();
+    let ended = run_worker(queue.clone(), run.context.clone(), failing(), Stop::default()).await;
+    let error = ended.err().unwrap();
+    assert!(matches!(&error, WorkerError::Device { device, .. } if device == "none"), "{error}");
+    assert!(error.to_string().contains("8 sequences in a row"), "{error}");
+    let counts = queue.counts();
+    assert_eq!((counts.committed + counts.ready, counts.leased, counts.dead), (8, 0, 0));
+    // Those that were open when it failed for the first time.
+    let failed = run.context.progress.snapshot().failed_attempts;
+    assert!((1..=2).contains(&failed), "{failed}");
+}
+
+#[tokio::test]
+async fn a_shard_for_which_every_engine_fails_is_given_up_and_the_worker_is_not() {
+    let dir = tempfile::tempdir().unwrap();
+    let run = plan_as(dir, date(2026, 11, 20), &users_to(10), |request| request.shard_rows = 10).await;
+    let queue = run.queue();
+    let generator = run.work(&queue, failing()).await;
+    let dead = queue.dead();
+    assert_eq!((dead.len(), run.context.progress.snapshot().failed_attempts), (1, 3));
+    assert!(dead[0].1.contains("8 sequences in a row"), "{}", dead[0].1);
+    assert_eq!(generator.load(), 0);
 }

@@ -71,20 +71,19 @@ fn a_commit_that_fails_once_costs_no_row() {
 }
 
 #[test]
-fn caches_that_a_device_has_lost_cost_no_row() {
-    let prompts: Vec<Vec<u32>> = (0..9).map(|seed| [tokens(0, 30), tokens(seed, 5)].concat()).collect();
-    let requests = || (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
-    let texts = |step: Option<usize>| {
-        let mischief = Mischief { lose_caches_on_step: step, ..Mischief::default() };
-        let (mut generator, log) = watched(fake_options(), mischief, options());
-        generator.share_prefix(&prompts.iter().map(Vec::as_slice).collect::<Vec<_>>()).unwrap();
-        assert_eq!(log.lock().unwrap().open.len(), 1, "the shared prefix");
-        run(&mut generator, requests()).into_iter().map(|text| text.map(|text| text.tokens)).collect::<Vec<_>>()
-    };
-    let expected = texts(None);
-    assert!(expected.iter().all(Result::is_ok));
-    for step in [1, 2, 5, 9] {
-        assert_eq!(texts(Some(step)), expected, "step {step}");
+fn a_step_that_loses_all_keys_and_values_costs_no_row_whose_prefix_is_shared() {
+    let prefix = tokens(99, 18);
+    for batch in [1, 4] {
+        // The first step is that of the prefix.
+        for step in 1..8 {
+            let mischief = Mischief { lose_on_step: Some(step), ..Mischief::default() };
+            let options = GenerateOptions { batch, ..options() };
+            let (mut generator, log) = watched(fake_options(), mischief, options);
+            generator.share_prefix(&[&prefix, &prefix]).unwrap();
+            assert_eq!(log.lock().unwrap().open.len(), 1);
+            assert_all(&run(&mut generator, requests()), &format!("step {step}, batch {batch}"));
+            assert!(log.lock().unwrap().open.is_empty());
+        }
     }
 }
 

@@ -177,6 +177,10 @@ impl TextGenerator for Adapting {
         self.0.tokenizer()
     }
 
+    fn device(&self) -> &str {
+        self.0.device()
+    }
+
     fn pool_meta(&self) -> Option<PoolMeta> {
         self.0.pool_meta()
     }

@@ -172,14 +172,3 @@ async fn a_panicking_engine_costs_an_attempt() {
         run.assert_whole().await;
     }
 }
-
-#[tokio::test]
-async fn an_engine_that_only_fails_gives_up_its_shards_but_not_the_worker() {
-    let run = first_night(25).await;
-    let mischief = Mischief { fail_from_step: Some(0), ..Mischief::default() };
-    let queue = run.queue();
-    let generator = run.work(&queue, generator(fake_options(), mischief)).await;
-    assert_eq!(queue.counts().committed + queue.counts().dead, 5);
-    assert!(queue.dead().iter().any(|(_, reason)| reason.contains("8 sequences in a row")));
-    assert_eq!(generator.load(), 0);
-}

@@ -1,6 +1,6 @@
 //! An engine that is watched, and that fails on demand.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use laser_engine::{Allowed, Engine, EngineError, EngineInfo, MaskedNode, Scores, Segment, Slot};
@@ -14,9 +14,8 @@ pub(crate) struct Mischief {
     pub(crate) panic_on_close: bool,
     pub(crate) fail_from_step: Option<usize>,
     pub(crate) fail_on_commit: Option<usize>,
-    /// From this step on steps fail as long as a slot is open that was open then, as those of a device do whose caches
-    /// are lost.
-    pub(crate) lose_caches_on_step: Option<usize>,
+    /// The step that loses all keys and values; every step fails from then on until no slot is open.
+    pub(crate) lose_on_step: Option<usize>,
     /// Cancelled with the first step.
     pub(crate) cancel: Vec<CancellationToken>,
     /// Slots that may be open at once.
@@ -33,20 +32,19 @@ pub(crate) struct Log {
     /// The tokens of each step's segments.
     pub(crate) steps: Vec<Vec<usize>>,
     commits: usize,
-    /// Slots whose caches are lost.
-    lost: BTreeSet<Slot>,
 }
 
 pub(crate) struct Watched<E> {
     inner: E,
     mischief: Mischief,
     log: Arc<Mutex<Log>>,
+    is_lost: bool,
 }
 
 impl<E: Engine> Watched<E> {
     pub(crate) fn new(inner: E, mischief: Mischief) -> (Self, Arc<Mutex<Log>>) {
         let log = Arc::<Mutex<Log>>::default();
-        (Self { inner, mischief, log: log.clone() }, log)
+        (Self { inner, mischief, log: log.clone(), is_lost: false }, log)
     }
 
     fn opened(&self, slot: Slot, tokens: Vec<u32>) -> Slot {
@@ -115,19 +113,16 @@ impl<E: Engine> Engine for Watched<E> {
                 log.fed[place].extend_from_slice(segment.tokens);
             }
             log.steps.push(segments.iter().map(|s| s.tokens.len()).collect());
-            let step = log.steps.len() - 1;
-            if self.mischief.lose_caches_on_step == Some(step) {
-                log.lost = log.open.keys().copied().collect();
-            }
-            if !log.lost.is_empty() {
-                return Err(injected("lost caches"));
-            }
-            step
+            log.steps.len() - 1
         };
         self.mischief.cancel.iter().for_each(CancellationToken::cancel);
         assert_ne!(self.mischief.panic_on_step, Some(step), "injected panic of step {step}");
         if self.mischief.fail_from_step.is_some_and(|from| step >= from) {
             return Err(injected("step"));
+        }
+        self.is_lost |= self.mischief.lose_on_step == Some(step);
+        if self.is_lost {
+            return Err(injected("lost"));
         }
         self.inner.step(segments, top_k)
     }
@@ -152,7 +147,7 @@ impl<E: Engine> Engine for Watched<E> {
         assert!(!self.mischief.panic_on_close, "injected panic of a close");
         let mut log = self.log.lock().unwrap();
         log.open.remove(&slot);
-        log.lost.remove(&slot);
+        self.is_lost &= !log.open.is_empty();
         self.inner.close(slot);
     }
 
