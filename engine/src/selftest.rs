@@ -1,11 +1,11 @@
 //! The self-test: the device against the CPU, and the CPU against a known answer.
 //!
 //! A device can return garbage without an error: kernels compiled for another GPU, a driver that does not fit, damaged
-//! memory. Its texts would only look like those of a bad model. So before a model is loaded, a small one of the
-//! same traits (head width, grouped heads, biases, norms of heads, positions) gets seeded random weights twice: as
+//! memory. Its texts would only look like those of a bad model. So before a model is loaded, a small one of the same
+//! traits (head width, grouped heads, biases, norms of heads, positions) gets seeded random weights twice: as
 //! configured, and in f32 on the CPU. Both go through one schedule of opens, forks, closes and steps with chunks, trees
-//! and commits, as nights of texts do, and a tree that grows from step to step, as the beams of a list do. The scores of
-//! every node must agree, and so must what is asked of some tokens and among some tokens alone. Takes a tenth of a
+//! and commits, as nights of texts do, and a tree that grows from step to step, as the beams of a list do. The scores
+//! of every node must agree, and so must what is asked of some tokens and among some tokens alone. Takes a tenth of a
 //! second on a CPU.
 
 use std::collections::BTreeSet;

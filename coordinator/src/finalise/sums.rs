@@ -31,8 +31,8 @@ pub(super) struct Sums {
     figures: BTreeMap<String, Figures>,
     audit: BTreeMap<String, AuditReport>,
     parts: Vec<PartEntry>,
-    /// When the run was planned or, if later, its newest text generated: of two runs of a night that one counts which was
-    /// planned later, also if it carries every text of an earlier night.
+    /// When the run was planned or, if later, its newest text generated: of two runs of a night that one counts which
+    /// was planned later, also if it carries every text of an earlier night.
     created: Timestamp,
     /// Texts that were cut off before they were encoded.
     truncated: u64,

@@ -145,8 +145,8 @@ impl Target {
     }
 }
 
-/// The plain search that `[lists]` describes, without drafts, for lists of the draft's length of distinct identifiers. It
-/// searches the best ones, also where nights draw lists: those of one user under one noise say little.
+/// The plain search that `[lists]` describes, without drafts, for lists of the draft's length of distinct identifiers.
+/// It searches the best ones, also where nights draw lists: those of one user under one noise say little.
 fn plain(lists: &ListsConfig, config: &Config) -> ListOptions {
     let count = config.recommender.draft.lists;
     let options = lists.options(config);

@@ -47,8 +47,8 @@ impl ListDraftModel {
         self.cost.as_ref().map_or(0.0, |cost| cost.seconds_of_late(load))
     }
 
-    /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room, or
-    /// that has more tokens than the draft model has positions, is ranked as if nothing were read.
+    /// Reads what it takes to rank one more step ahead, of all these lists, and ranks. A list whose cache has no room,
+    /// or that has more tokens than the draft model has positions, is ranked as if nothing were read.
     ///
     /// # Errors
     /// The engine's.
