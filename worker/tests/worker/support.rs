@@ -207,7 +207,8 @@ pub(crate) fn naive_of(key: u64, engine: &mut dyn Engine, prompt: &[u32], option
             break (text[..cut].to_owned(), StopReason::Stop);
         }
         if out.len() == max {
-            break (text, StopReason::Length);
+            // Without a last character of which there are some bytes only.
+            break (text.trim_end_matches(char::REPLACEMENT_CHARACTER).to_owned(), StopReason::Length);
         }
         top = naive.feed(choice.token);
     };
