@@ -6,7 +6,7 @@
 use std::{fs, path::Path};
 
 use laser_cpu::{ModelShape, RopeScaling};
-use laser_model::max_positions;
+use laser_model::{architecture_name, max_positions};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -95,8 +95,7 @@ pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
     let invalid = |message: String| EngineError::model(file, message);
     let text = fs::read_to_string(file).map_err(|error| invalid(error.to_string()))?;
     let json: Value = serde_json::from_str(&text).map_err(|error| invalid(error.to_string()))?;
-    let name = json["architectures"][0].as_str().or_else(|| json["model_type"].as_str());
-    let name = name.ok_or_else(|| invalid("neither architectures nor model_type is set".into()))?;
+    let name = architecture_name(&json).ok_or_else(|| invalid("neither architectures nor model_type is set".into()))?;
     let architecture = architecture(file, name)?;
     let name = name.to_owned();
     let max_positions =

@@ -424,11 +424,15 @@ fn beginning_of_text(tokenizer: &Tokenizer, config: &Value, tokenizer_config: &V
     token_text(&tokenizer_config["bos_token"]).and_then(|token| tokenizer.token_to_id(token))
 }
 
+/// What a config.json calls the architecture: its class, else the type of the model.
+pub fn architecture_name(config: &Value) -> Option<&str> {
+    config["architectures"][0].as_str().or_else(|| config["model_type"].as_str())
+}
+
 /// The most positions of a sequence for a model with this config.json: its positions, or a smaller sliding window, so
 /// that the window never bites. Mistral uses a window that is given; other architectures say whether they use it.
 pub fn max_positions(config: &Value) -> Option<usize> {
-    let name = config["architectures"][0].as_str().or_else(|| config["model_type"].as_str());
-    let is_mistral = matches!(name, Some("MistralForCausalLM" | "mistral"));
+    let is_mistral = matches!(architecture_name(config), Some("MistralForCausalLM" | "mistral"));
     let is_used = config["use_sliding_window"].as_bool().unwrap_or(is_mistral);
     let window = as_size(&config["sliding_window"]).filter(|_| is_used);
     as_size(&config["max_position_embeddings"]).into_iter().chain(window).min()

@@ -329,10 +329,10 @@ pub(crate) fn model_spec(
 mod tests {
     use std::fs;
 
-    use laser_schema::lists::{Normalisation, Ties};
     use tempfile::TempDir;
 
     use super::*;
+    use crate::config::ListsConfig;
 
     /// A folder with these of the fixture's files.
     fn folder(files: &[&str]) -> TempDir {
@@ -356,16 +356,7 @@ mod tests {
         assert_eq!((texts.end_of_text.as_slice(), with_another.end_of_text.as_slice()), (&[1][..], &[1, 2][..]));
         assert_eq!((&texts.model, &texts.tokenizer), (&with_another.model, &with_another.tokenizer));
         assert_ne!(texts.digest(), with_another.digest());
-        let lists = ListSpec {
-            trie: Digest::of(b"trie"),
-            out_of_stock: None,
-            items: 2,
-            items_from: None,
-            width: 2,
-            normalisation: Normalisation::Vocabulary,
-            repeat: false,
-            ties: Ties::All,
-        };
+        let lists = ListsConfig::default().spec(Digest::of(b"trie"), None);
         assert_eq!(spec("1", Some(lists.clone())), spec("[1, 2]", Some(lists)));
     }
 

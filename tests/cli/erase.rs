@@ -78,6 +78,15 @@ impl Persons {
         command
     }
 
+    /// With a night, and a second one of these settings that was killed once it had committed a shard.
+    fn with_a_killed_night(settings: &[&str]) -> Self {
+        let persons = Self::new();
+        persons.night(1, &[]);
+        persons.write("Alien");
+        start_and_kill(persons.command("run", 2, settings), 1);
+        persons
+    }
+
     #[track_caller]
     fn night(&self, day: u32, settings: &[&str]) -> Output {
         let output = self.command("run", day, settings).output().unwrap();
@@ -445,10 +454,7 @@ fn what_cannot_be_erased_is_refused_and_nothing_is_changed() {
 
 #[test]
 fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
-    let persons = Persons::new();
-    persons.night(1, &[]);
-    persons.write("Alien");
-    start_and_kill(persons.command("run", 2, &[]), 1);
+    let persons = Persons::with_a_killed_night(&[]);
     // As if it had been killed within a write, also of the night before.
     let parts = files_below(&persons.out());
     let parts = parts.iter().filter(|file| file.extension().is_some_and(|ending| ending == "parquet"));
@@ -473,10 +479,7 @@ fn a_run_under_way_is_not_touched_and_a_forgotten_one_is_removed() {
 /// Retention removes what makes a run complete before anything else.
 #[test]
 fn what_retention_was_killed_over_is_erased() {
-    let persons = Persons::new();
-    persons.night(1, &[]);
-    persons.write("Alien");
-    start_and_kill(persons.command("run", 2, &[]), 1);
+    let persons = Persons::with_a_killed_night(&[]);
     let newest = entries(&persons.out().join("runs")).pop().unwrap();
     for head in ["pins.json", "plan.json"] {
         fs::remove_file(newest.join(head)).unwrap();
@@ -491,16 +494,13 @@ fn what_retention_was_killed_over_is_erased() {
 /// They judged pools that are built anew.
 #[test]
 fn verdicts_on_pools_go_with_a_forgotten_run() {
-    let persons = Persons::new();
-    persons.night(1, &[]);
-    persons.write("Alien");
     let settings = [
         "verification.policy=relaxed",
         "guards.action=strict",
         "guards.min_texts=1",
         "guards.min_log_probability=-0.0001",
     ];
-    start_and_kill(persons.command("run", 2, &settings), 1);
+    let persons = Persons::with_a_killed_night(&settings);
     let newest = || entries(&persons.out().join("runs")).pop().unwrap();
     let guards = newest().join("guards");
     let plan: Plan = read_json(&newest().join("plan.json"));

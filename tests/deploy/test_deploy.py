@@ -82,6 +82,13 @@ def laser_pods():
             yield overlay, name, pod["spec"], container
 
 
+def size_at(path, pod, container):
+    """The bytes that the volume mounted at a path may hold."""
+    [mount] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == path]
+    [volume] = [v for v in pod["volumes"] if v["name"] == mount]
+    return int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 2**30
+
+
 def config_map(overlay, name):
     [found] = [d for d in built(overlay) if d["kind"] == "ConfigMap" and d["metadata"]["name"] == name]
     return found["data"]
@@ -256,20 +263,16 @@ class Configuration(unittest.TestCase):
     def test_caches_fit_their_volumes(self):
         for where, name, pod, container in laser_pods():
             toml, _ = settings(where, pod, container)
-            [mount] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == toml["worker"]["cache"]]
-            [volume] = [v for v in pod["volumes"] if v["name"] == mount]
-            gibibytes = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
-            self.assertGreater(gibibytes * 2**30, toml["worker"]["cache_gb"] * 1e9, f"{where} {name}")
+            size = size_at(toml["worker"]["cache"], pod, container)
+            self.assertGreater(size, toml["worker"]["cache_gb"] * 1e9, f"{where} {name}")
 
     def test_a_night_of_ten_million_entities_has_room_to_spill(self):
         # docs/operations.md, "Size": twice 1 kB per entity. Only the coordinator plans and publishes.
         for where, name, pod, container in laser_pods():
             if container["args"][0] != "coordinator":
                 continue
-            [mount] = [m["name"] for m in container["volumeMounts"] if m["mountPath"] == "/tmp"]
-            [volume] = [v for v in pod["volumes"] if v["name"] == mount]
-            gibibytes = int(volume["emptyDir"]["sizeLimit"].removesuffix("Gi"))
-            self.assertGreater(gibibytes * 2**30, 10_000_000 * 2_000, f"{where} {name}")
+            size = size_at("/tmp", pod, container)
+            self.assertGreater(size, 10_000_000 * 2_000, f"{where} {name}")
 
     def test_each_role_has_its_user_and_inbox(self):
         conf = read("deploy/nats/laser.conf")

@@ -11,7 +11,7 @@ use laser_schema::job::ShardRow;
 use laser_schema::knowledge::Figures;
 use tokio_util::sync::CancellationToken;
 
-use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator};
+use crate::generate::{Finished, GenerateError, Generated, Request, TextGenerator, whole_characters};
 
 /// Batches that are generated one way before the other's turn. The last texts of a turn do not fill the batch, as a
 /// night's do: with one batch a turn, audits at batch 8 told 8 to 10 % less than the night's own rate.
@@ -87,10 +87,8 @@ fn pieces(text: &Generated, tokenizer: &Tokenizer) -> Result<Vec<Piece>, ModelEr
     let (mut at, mut end) = (0, 0);
     for run in text.origins.chunk_by(|a, b| a == b) {
         end += run.len();
-        let so_far = tokenizer.decode(&text.tokens[..end])?;
-        // Until the next token arrives, a character whose last byte is in it shows as a replacement.
-        let so_far = so_far.trim_end_matches(char::REPLACEMENT_CHARACTER).len();
-        let upto = text.text.floor_char_boundary(so_far);
+        let so_far = whole_characters(tokenizer.decode(&text.tokens[..end])?);
+        let upto = text.text.floor_char_boundary(so_far.len());
         if upto > at {
             pieces.push(Piece { text: text.text[at..upto].to_owned(), origin: run[0] });
             at = upto;

@@ -73,11 +73,12 @@ pub(super) fn compare(
         engines: [device, oracle],
         sequences: Vec::new(),
         random: Random::new("schedule"),
+        steps: 0,
         found,
     };
-    for round in 0..ROUNDS {
+    for _ in 0..ROUNDS {
         walk.change()?;
-        walk.step(round)?;
+        walk.step()?;
     }
     walk.long_context()?;
     if is_target {
@@ -90,6 +91,8 @@ struct Walk<'a> {
     engines: [&'a mut dyn Engine; 2],
     sequences: Vec<Sequence>,
     random: Random,
+    /// Those that were compared.
+    steps: usize,
     found: SelfTest,
     /// The width of the features that both read; 0 if they read none.
     hidden: usize,
@@ -104,8 +107,7 @@ impl Walk<'_> {
         match random.below(4) {
             0 | 1 if sequences.len() < SEQUENCES => {
                 let capacity = 8 + random.below(150);
-                let slots = [device.open(capacity)?, oracle.open(capacity)?];
-                sequences.push(Sequence { slots, cached: 0, capacity });
+                self.open(capacity)?;
             }
             2 if !sequences.is_empty() && sequences.len() < SEQUENCES => {
                 let &Sequence { slots: [a, b], cached, .. } = &sequences[random.below(sequences.len())];
@@ -115,17 +117,26 @@ impl Walk<'_> {
                 sequences.push(Sequence { slots, cached, capacity });
             }
             3 if sequences.len() > SEQUENCES / 2 => {
-                let Sequence { slots: [a, b], .. } = sequences.swap_remove(random.below(sequences.len()));
-                device.close(a);
-                oracle.close(b);
+                let sequence = sequences.swap_remove(random.below(sequences.len()));
+                self.close(&sequence);
             }
             _ => {}
         }
         Ok(())
     }
 
+    fn open(&mut self, capacity: usize) -> Result<(), EngineError> {
+        let slots = [self.engines[0].open(capacity)?, self.engines[1].open(capacity)?];
+        self.sequences.push(Sequence { slots, cached: 0, capacity });
+        Ok(())
+    }
+
+    fn close(&mut self, sequence: &Sequence) {
+        self.engines.iter_mut().zip(sequence.slots).for_each(|(engine, slot)| engine.close(slot));
+    }
+
     /// A step of most sequences: single tokens, small trees and ones of more nodes than a tile has rows.
-    fn step(&mut self, round: usize) -> Result<(), EngineError> {
+    fn step(&mut self) -> Result<(), EngineError> {
         let mut parts = Vec::new();
         for sequence in 0..self.sequences.len() {
             let Sequence { cached, capacity, .. } = self.sequences[sequence];
@@ -136,7 +147,7 @@ impl Walk<'_> {
                 parts.push(self.part(sequence, tokens, parents));
             }
         }
-        self.compare_step(round, &parts)?;
+        self.compare_step(&parts)?;
         for part in parts {
             let keep = match self.random.below(part.tokens.len() + 1) {
                 0 => Vec::new(),
@@ -150,9 +161,14 @@ impl Walk<'_> {
     /// A sequence alone, whose tree follows a long context.
     fn long_context(&mut self) -> Result<(), EngineError> {
         self.alone(LONG, BEHIND)?;
+        self.tree_behind()
+    }
+
+    /// A tree behind the first sequence.
+    fn tree_behind(&mut self) -> Result<(), EngineError> {
         let (tokens, parents) = self.random.tree(BEHIND);
         let tree = self.part(0, tokens, parents);
-        self.compare_step(ROUNDS + 1, &[tree])
+        self.compare_step(&[tree])
     }
 
     /// A sequence alone, whose tree grows and is pruned, as the beams of a list are. What is asked for must agree, and
@@ -161,21 +177,19 @@ impl Walk<'_> {
         self.engines.iter_mut().for_each(|engine| engine.keep_logits());
         self.alone(LONG / 4, GROWTH.iter().sum())?;
         let mut held = Vec::new();
-        for (round, nodes) in (ROUNDS + 2..).zip(GROWTH) {
+        for nodes in GROWTH {
             let (tokens, mut parents) = (self.random.tokens(nodes), held);
             for node in parents.len()..parents.len() + nodes {
                 parents.push(self.random.parent(node));
             }
             let mut part = self.part(0, tokens, parents);
             part.asked = self.random.asked(nodes, ASKED);
-            self.compare_step(round, std::slice::from_ref(&part))?;
-            self.compare_masked(round, &part)?;
+            self.compare_step(std::slice::from_ref(&part))?;
+            self.compare_masked(&part)?;
             held = self.prune(&part.parents)?;
         }
         self.commit(0, &path(&held, held.len() - 1))?;
-        let (tokens, parents) = self.random.tree(BEHIND);
-        let tree = self.part(0, tokens, parents);
-        self.compare_step(ROUNDS + 2 + GROWTH.len(), &[tree])
+        self.tree_behind()
     }
 
     /// Holds about three of four nodes, each with its parent; the parents of what is held.
@@ -196,16 +210,13 @@ impl Walk<'_> {
 
     /// Begins a sequence that has the engines for itself, with room for so many nodes behind its context.
     fn alone(&mut self, context: usize, nodes: usize) -> Result<(), EngineError> {
-        for Sequence { slots: [a, b], .. } in self.sequences.drain(..) {
-            self.engines[0].close(a);
-            self.engines[1].close(b);
+        for sequence in std::mem::take(&mut self.sequences) {
+            self.close(&sequence);
         }
-        let capacity = context + nodes;
-        let slots = [self.engines[0].open(capacity)?, self.engines[1].open(capacity)?];
-        self.sequences.push(Sequence { slots, cached: 0, capacity });
+        self.open(context + nodes)?;
         let (tokens, chain) = (self.random.tokens(context), chain_parents(context).collect());
         let chunk = self.part(0, tokens, chain);
-        self.compare_step(ROUNDS, &[chunk])?;
+        self.compare_step(&[chunk])?;
         self.commit(0, &(0..context).collect::<Vec<_>>())
     }
 
@@ -223,11 +234,12 @@ impl Walk<'_> {
         Ok(())
     }
 
-    fn compare_step(&mut self, round: usize, parts: &[Part]) -> Result<(), EngineError> {
+    fn compare_step(&mut self, parts: &[Part]) -> Result<(), EngineError> {
+        let step = self.steps;
         let scores = [self.scores(0, parts)?, self.scores(1, parts)?];
         for (at, part) in parts.iter().enumerate() {
             for node in 0..part.tokens.len() {
-                let place = || format!("step {round}, sequence {at} of {}, node {node}", parts.len());
+                let place = || format!("step {step}, sequence {at} of {}, node {node}", parts.len());
                 for further in 0..self.ahead {
                     self.found.add(scores[0][at].ahead(node, further), scores[1][at].ahead(node, further), place)?;
                 }
@@ -238,6 +250,7 @@ impl Walk<'_> {
                 self.found.add_asked(scores[0][at].asked(node), scores[1][at].asked(node), place)?;
             }
         }
+        self.steps += 1;
         Ok(())
     }
 
@@ -248,7 +261,8 @@ impl Walk<'_> {
     }
 
     /// What may follow each node of the last step, where only some tokens may.
-    fn compare_masked(&mut self, round: usize, part: &Part) -> Result<(), EngineError> {
+    fn compare_masked(&mut self, part: &Part) -> Result<(), EngineError> {
+        let step = self.steps - 1;
         let masks: Vec<Vec<u32>> = part.tokens.iter().map(|_| self.random.mask(ONE_IN)).collect();
         let slots = self.sequences[part.sequence].slots;
         let mut told = Vec::new();
@@ -258,7 +272,7 @@ impl Walk<'_> {
             told.push(engine.masked(&nodes, top_k)?);
         }
         for (node, mask) in masks.iter().enumerate() {
-            let place = || format!("step {round}, node {node}, with a mask");
+            let place = || format!("step {step}, node {node}, with a mask");
             let (got, expected) = (&told[0][node], &told[1][node]);
             self.found.add(&got.candidates, &expected.candidates, place)?;
             let found = got.candidates.iter().chain([&got.choice]).map(|candidate| candidate.token);

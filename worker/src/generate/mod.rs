@@ -26,5 +26,6 @@ pub use options::GenerateOptions;
 pub(crate) use request::FAILURES_IN_A_ROW_MAX;
 pub use request::{Finished, GenerateError, Generated, Request, StopReason, TextError, TextGenerator};
 #[cfg(feature = "mistralrs")]
-pub(crate) use stop::{cut_at_stop, whole_characters};
+pub(crate) use stop::cut_at_stop;
+pub(crate) use stop::whole_characters;
 pub(crate) use waiting::Waiting;

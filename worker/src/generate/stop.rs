@@ -21,7 +21,7 @@ pub(crate) fn cut_at_stop(
     Ok(cut.map(|cut| text[..cut].to_owned()))
 }
 
-/// A text that was cut off, without a last character of which the tokens hold some bytes only: the tokenizer shows it
+/// A text, which may go on, without a last character of which its tokens hold some bytes only: the tokenizer shows it
 /// as a replacement.
 pub(crate) fn whole_characters(mut text: String) -> String {
     text.truncate(text.trim_end_matches(char::REPLACEMENT_CHARACTER).len());
