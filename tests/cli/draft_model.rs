@@ -71,7 +71,8 @@ fn audits_name_the_draft_model_and_workers_have_it_too() {
 
 #[test]
 fn draft_models_that_cannot_draft_are_refused() {
-    let night = Workspace::new();
+    let mut night = Workspace::new();
+    night.environment = vec![("HF_HUB_OFFLINE", "1".into())];
     let [path, _] = drafted();
     let none = "draft.model.path=nowhere/at-all";
     assert_refused(&night.run(&[none]), &["[draft.model] path", "nowhere/at-all"]);
