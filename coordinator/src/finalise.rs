@@ -171,6 +171,41 @@ impl Terms {
     pub fn coverage(min_coverage: f64) -> Self {
         Self { min_coverage, guards: None, delta: false }
     }
+
+    fn is_below_coverage(&self, manifest: &Manifest) -> bool {
+        (manifest.rows as f64) < self.min_coverage * manifest.entities as f64
+    }
+
+    /// Whether `_SUCCESS` is withheld from what a manifest tells. Its breaches are those of the guards that it was
+    /// judged by; what others find is not known.
+    fn withhold(&self, manifest: &Manifest) -> bool {
+        let judged = manifest.guards.as_ref().filter(|report| Some(report.guards) == self.guards);
+        judged.is_some_and(GuardReport::withholds) || self.is_below_coverage(manifest)
+    }
+}
+
+/// Whether publishing a run would do no more than withhold `_SUCCESS` again: it was judged whole, and on these terms.
+///
+/// # Errors
+/// The store's, and a manifest that cannot be read.
+pub async fn is_withheld(run: &PlannedRun, terms: &Terms) -> Result<bool, FinaliseError> {
+    let done: HashSet<u32> = run.committed().await?.into_iter().collect();
+    if run.plan.shards.iter().any(|job| job.action != Action::Audit && !done.contains(&job.shard)) {
+        return Ok(false);
+    }
+    let mut withheld = false;
+    for &kind in run.plan.counts.keys() {
+        let folder = run.partition(kind);
+        if data_set::is_complete(&folder).await? {
+            continue;
+        }
+        let manifest: Option<Manifest> = data_set::read(&folder).await?;
+        match manifest {
+            Some(manifest) => withheld |= terms.withhold(&manifest),
+            None => return Ok(false),
+        }
+    }
+    Ok(withheld)
 }
 
 /// Publishes one kind of a run, if all its shards are committed.
@@ -203,7 +238,7 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     };
     let manifest = sums.manifest(&run.plan, kind, guards);
     data_set::write_manifest(&folder, &manifest).await?;
-    if (manifest.rows as f64) < terms.min_coverage * manifest.entities as f64 {
+    if terms.is_below_coverage(&manifest) {
         return Ok(Published::BelowCoverage(Box::new(manifest)));
     }
     let withheld = manifest.guards.as_ref().is_some_and(GuardReport::withholds);

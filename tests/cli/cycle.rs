@@ -5,12 +5,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use laser_store::run_store::CANCELLED;
 use serde_json::Value;
 
 use crate::faults::start_and_kill;
+use crate::guards::with;
 use crate::{
-    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, read_json,
-    set, stderr, stdout,
+    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, only,
+    read_json, set, stderr, stdout,
 };
 
 /// A cron user's configuration: users, and what this output held last night.
@@ -92,6 +94,11 @@ impl Nights {
     }
 }
 
+/// The date of yesterday's night, for nights of today, which have no `[run] date`.
+pub(crate) fn yesterday() -> String {
+    jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date().yesterday().unwrap().to_string()
+}
+
 #[test]
 fn one_command_makes_a_first_night_and_every_night_after_it() {
     let nights = Nights::new();
@@ -150,6 +157,35 @@ fn a_night_that_is_resumed_keeps_the_past_it_was_begun_with() {
     let after = nights.workspace.parts();
     assert!(committed.iter().all(|(path, bytes)| after[path] == *bytes));
     assert_exit(&nights.workspace.verify(), 0);
+}
+
+#[test]
+fn tonight_takes_up_a_killed_run_of_yesterday_and_no_cancelled_one() {
+    let (nights, date) = (Nights::new(), yesterday());
+    start_and_kill(nights.workspace.command("run", &[&format!("run.date={date}")]), 1);
+    let marker = only(&nights.workspace.path("out/runs")).join(CANCELLED);
+    let is_published = || nights.workspace.published(&date)[0].join("_SUCCESS").exists();
+    // As `laser cancel` does.
+    fs::write(&marker, "").unwrap();
+    assert_prints(&nights.workspace.run(&[]), &["12 generated"]);
+    assert!(nights.names("runs").len() == 2 && !is_published());
+    fs::remove_file(marker).unwrap();
+    assert_exit(&nights.workspace.run(&[]), 0);
+    assert!(nights.names("runs").len() == 2 && is_published());
+}
+
+#[test]
+fn tonight_is_made_though_yesterday_is_withheld_which_can_still_be_let_through() {
+    let (nights, date) = (Nights::new(), yesterday());
+    let setting = format!("run.date={date}");
+    let refused = ["_SUCCESS is withheld"];
+    assert_refused(&nights.workspace.run(&[with("guards.action=fail").as_slice(), &[&*setting]].concat()), &refused);
+    assert_refused(&nights.workspace.run(&with("guards.action=fail")), &refused);
+    assert_eq!(nights.names("runs").len(), 2);
+    let is_published = || nights.workspace.published(&date)[0].join("_SUCCESS").exists();
+    assert!(!is_published());
+    assert_exit(&nights.workspace.run(&with("guards.action=warn")), 0);
+    assert!(nights.names("runs").len() == 2 && is_published());
 }
 
 #[test]

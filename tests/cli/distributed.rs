@@ -9,6 +9,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
+use crate::cycle::yesterday;
 use crate::faults::{FAULTY, faulty_device, signal, texts, without_run};
 use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
@@ -419,6 +420,23 @@ fn a_cancelled_run_stops_and_resumes() {
     worker.terminate();
     cluster.assert_whole();
     assert_refused(&cluster.laser(&["cancel"], &["2026-01-01-00000000"]), &["no run"]);
+}
+
+/// A day later there is another night; the run's name tells its own.
+#[test]
+fn a_cancelled_run_of_yesterday_resumes_by_its_name() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    cluster.coordinator(&[&format!("run.date={}", yesterday())]).kill();
+    let run = cluster.run_id();
+    assert_exit(&cluster.laser(&["cancel"], &[&run]), 0);
+    let config = cluster.tonight.path("laser.toml");
+    let dated = fs::read_to_string(&config).unwrap();
+    fs::write(&config, dated.replace("date = \"2026-01-02\"\n", "")).unwrap();
+    let worker = cluster.worker();
+    assert_exit(&cluster.laser(&["resume"], &[&run]), 0);
+    worker.terminate();
+    assert_eq!(cluster.run_id(), run);
+    assert_exit(&cluster.tonight.verify(), 0);
 }
 
 #[test]
