@@ -227,6 +227,30 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
 }
 
 #[test]
+fn other_embeddings_of_the_pools_make_another_run_and_pool_set() {
+    let table = "[pools.user.embeddings]\ntable = \"DIR/vectors.jsonl\"\n";
+    let nights = Nights { workspace: Workspace::with(&[table, USERS, "[[previous]]\npath = \"latest\"\n"]) };
+    nights.write_users("Heat");
+    let write = |scale: usize| {
+        let row = |id: usize| serde_json::json!({"id": id, "embedding": [id % 2, 1 + scale * id]}).to_string() + "\n";
+        fs::write(nights.workspace.path("vectors.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
+    };
+    let runs = |scale: usize| {
+        write(scale);
+        nights.night(1, &[]);
+        nights.names("runs").len()
+    };
+    assert_eq!([1, 2, 1].map(runs), [1, 2, 2]);
+    let sets = |scale: usize| {
+        write(scale);
+        assert_exit(&nights.laser(&["pools", "build"], &[]), 0);
+        nights.names("pools").len()
+    };
+    // Beside those of the two runs.
+    assert_eq!([1, 2, 1].map(sets), [3, 4, 4]);
+}
+
+#[test]
 fn a_damaged_pool_set_cannot_be_promoted() {
     let nights = Nights::new();
     nights.night(1, &[]);

@@ -93,6 +93,7 @@ impl Night<'_> {
             &self.config.pools,
             run,
         ));
+        let identity = pool_sets::with_embeddings(identity, &self.config.pools).await?;
         let identity = match &self.config.lists {
             None => identity,
             Some(lists) => Digest::of_json(&(identity, &lists.item)),
