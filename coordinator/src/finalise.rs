@@ -66,6 +66,12 @@ pub enum FinaliseError {
         /// Number of rows and errors of the part.
         found: u64,
     },
+    /// A part is of another plan of the run: it was begun anew while a worker was still at a shard.
+    #[error("{part}: was made by another plan of this run; remove that part and run again")]
+    Plan {
+        /// The part.
+        part: String,
+    },
     /// A part holds texts in place of lists, or the other way round.
     #[error("{part}: holds {found}, the run was planned for {expected}; remove that part and run again")]
     Content {
@@ -146,6 +152,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
         errors: rows.into_iter().map(error).collect(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
         parsed: plan.spec.parsed(),
+        input: Some(job.input_digest.clone()),
         ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[]).with_content(plan.content())
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)

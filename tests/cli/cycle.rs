@@ -159,6 +159,22 @@ fn a_night_that_is_resumed_keeps_the_past_it_was_begun_with() {
     assert_exit(&nights.workspace.verify(), 0);
 }
 
+/// It begins with another night before it.
+#[test]
+fn a_run_that_is_begun_anew_does_not_take_parts_of_its_earlier_plan() {
+    let nights = Nights::new();
+    nights.night(1, &[]);
+    nights.write_users("Alien");
+    nights.kill_night(3, &[]);
+    nights.night(2, &[]);
+    fs::remove_dir_all(nights.run_of(3)).unwrap();
+    let refused = nights.command("run", 3, &[]).output().unwrap();
+    assert_refused(&refused, &["dt=2026-01-03/run=", "an earlier plan of this run", "[run] seed"]);
+    fs::remove_dir_all(only(&nights.workspace.path("out/profiles/kind=user/dt=2026-01-03"))).unwrap();
+    assert_prints(&nights.night(3, &[]), &["12 unchanged"]);
+    assert_exit(&nights.workspace.verify(), 0);
+}
+
 #[test]
 fn tonight_takes_up_a_killed_run_of_yesterday_and_no_cancelled_one() {
     let (nights, date) = (Nights::new(), yesterday());

@@ -15,7 +15,8 @@ use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
 use crate::server::{Server, installed};
 use crate::{
-    TONIGHT, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, laser, only, stderr,
+    TONIGHT, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, only,
+    stderr,
 };
 
 /// A NATS server of its own.
@@ -357,6 +358,20 @@ fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
     fs::write(input, &whole).unwrap();
     assert_prints(&cluster.laser(&["dlq", "replay"], &[&run]), &["1 shards queued again"]);
     cluster.finish(cluster.start("coordinator", &[]), cluster.worker());
+}
+
+/// The price is part of the plan and not of the run's name.
+#[test]
+fn a_run_that_is_begun_anew_is_kept_from_neither_jobs_nor_dead_letters_of_its_earlier_plan() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.coordinator(&["price.gpu_hour=1"]);
+    entries(&cluster.run_folder().join("shards")).iter().for_each(|input| flip_bit(input));
+    let worker = cluster.start("worker", &["queue.attempts=1"]);
+    worker.wait_for("attempt failed", 1);
+    coordinator.kill();
+    worker.terminate();
+    fs::remove_dir_all(cluster.run_folder()).unwrap();
+    cluster.finish(cluster.coordinator(&[]), cluster.worker());
 }
 
 #[test]
