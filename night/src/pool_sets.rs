@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_model::ModelFiles;
 use laser_pool_builder::{
-    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, TuneConfig, TuneReport,
-    build_pools, clear_pools, inspect, tune, write_sources,
+    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, PoolsConfig, TuneConfig,
+    TuneReport, build_pools, clear_pools, embedding_fingerprints, inspect, tune, write_sources,
 };
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
@@ -160,7 +160,16 @@ async fn default_version(
         previous::fingerprint(sources, DataSet::Profiles, before).await?,
         &config.pools,
     ));
-    Ok(dated_name(config.night(), &identity))
+    Ok(dated_name(config.night(), &with_embeddings(identity, &config.pools).await?))
+}
+
+/// An identity that also covers the tables of `[pools.*] embeddings`; without any it stays what it is.
+pub(crate) async fn with_embeddings(identity: Digest, pools: &PoolsConfig) -> Result<Digest> {
+    let embeddings = embedding_fingerprints(pools).await.context("[pools]")?;
+    Ok(match embeddings.is_empty() {
+        true => identity,
+        false => Digest::of_json(&(identity, "embeddings", embeddings)),
+    })
 }
 
 /// A pool set of the output.

@@ -27,7 +27,7 @@ mod tune;
 pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, Clustering};
 pub use config::{Attributes, Best, Clusters, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
-pub use embeddings::join_embeddings;
+pub use embeddings::{embedding_fingerprints, join_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
