@@ -31,13 +31,13 @@ const RUN: &str = "[run]\nshard_rows = 3\naudit_share = 1.0\n[[previous]]\npath 
 const TABLE: &str = "output.table=delta";
 
 /// Those who are erased: one with texts, and one whose prompt is too long for one.
-const ERASED: [&str; 2] = ["person-007", "person-011"];
+pub(crate) const ERASED: [&str; 2] = ["person-007", "person-011"];
 
 /// Nights of twelve persons.
-struct Persons(Workspace);
+pub(crate) struct Persons(pub(crate) Workspace);
 
 impl Persons {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut persons = Self(Workspace::with(&[USERS, RUN]));
         let template = fs::read_to_string("coordinator/templates/plain/films/user.j2").unwrap();
         let facts = "{% if attributes %}{% include \"facts\" %}{% endif %}";
@@ -72,38 +72,43 @@ impl Persons {
         fs::write(self.0.path("users.jsonl"), rows).unwrap();
     }
 
-    fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
+    pub(crate) fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
         let mut command = self.0.command(subcommand, settings);
         command.args(["--set", &format!("run.date=2026-01-{day:02}")]);
         command
     }
 
     #[track_caller]
-    fn night(&self, day: u32, settings: &[&str]) -> Output {
+    pub(crate) fn night(&self, day: u32, settings: &[&str]) -> Output {
         let output = self.command("run", day, settings).output().unwrap();
         assert_exit(&output, 0);
         output
     }
 
     /// `laser erase` of the persons in a file.
-    fn erasing(&self, file: &str, args: &[&str]) -> Command {
+    pub(crate) fn erasing(&self, file: &str, args: &[&str]) -> Command {
         let mut command = self.0.command("erase", &["run.date=2026-01-09"]);
         command.args(["--kind", "user", "--ids"]).arg(self.0.path(file)).args(args);
         command
     }
 
-    fn erase(&self, args: &[&str]) -> Output {
+    pub(crate) fn erase(&self, args: &[&str]) -> Output {
         self.erasing("ids.txt", args).output().unwrap()
     }
 
     fn pools(&self, args: &[&str]) -> Output {
+        self.pools_command(args).output().unwrap()
+    }
+
+    pub(crate) fn pools_command(&self, args: &[&str]) -> Command {
         let (subcommand, rest) = args.split_at(1);
         let mut command = laser();
         command.arg("pools").args(subcommand).arg(self.0.path("laser.toml")).args(rest);
-        command.envs(self.0.environment.clone()).output().unwrap()
+        command.envs(self.0.environment.clone());
+        command
     }
 
-    fn out(&self) -> PathBuf {
+    pub(crate) fn out(&self) -> PathBuf {
         self.0.path("out")
     }
 
@@ -199,7 +204,7 @@ fn unescaped(value: &Value) -> String {
 
 /// That no file of an output says any of the words.
 #[track_caller]
-fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a str>) {
+pub(crate) fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a str>) {
     let contents: Vec<(PathBuf, String)> =
         files_below(out).into_iter().map(|path| (path.clone(), content(&path))).collect();
     for word in words {
