@@ -51,7 +51,7 @@ impl Persons {
     }
 
     /// Those who have last seen a film. The last one's prompt is too long.
-    fn write(&self, film: &str) {
+    pub(crate) fn write(&self, film: &str) {
         let person = |id: usize| {
             let titles = (0..6).map(|n| format!("Film {}", (id + n) % 5)).chain([film.to_owned()]);
             // Nobody else's text is that of a fan of horror.
@@ -113,7 +113,7 @@ impl Persons {
     }
 
     /// The texts of the erased ones and of all others, by night and person.
-    fn texts(&self) -> [BTreeMap<(String, String), String>; 2] {
+    pub(crate) fn texts(&self) -> [BTreeMap<(String, String), String>; 2] {
         let (erased, others) = texts(&self.out()).into_iter().partition(|((_, id), _)| ERASED.contains(&id.as_str()));
         [erased, others]
     }
@@ -215,12 +215,12 @@ pub(crate) fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a 
 }
 
 /// Texts that nobody else has.
-fn only_theirs([erased, others]: &[BTreeMap<(String, String), String>; 2]) -> Vec<&str> {
+pub(crate) fn only_theirs([erased, others]: &[BTreeMap<(String, String), String>; 2]) -> Vec<&str> {
     let theirs = erased.values().filter(|text| !others.values().any(|other| other.contains(text.as_str())));
     theirs.map(String::as_str).collect()
 }
 
-fn receipt(out: &Path) -> Erasure {
+pub(crate) fn receipt(out: &Path) -> Erasure {
     read_json(&only(&out.join("erasures")))
 }
 
@@ -396,7 +396,7 @@ fn an_erasure_killed_at_any_of_its_writes_ends_as_one_that_was_not() {
     assert_prints(&persons.night(3, &["run.pools=promoted"]), &["10 unchanged"]);
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+pub(crate) fn copy_tree(from: &Path, to: &Path) {
     for file in files_below(from) {
         let copy = to.join(file.strip_prefix(from).unwrap());
         fs::create_dir_all(copy.parent().unwrap()).unwrap();
