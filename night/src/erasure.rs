@@ -93,7 +93,7 @@ pub async fn erase(
     // Canaries last: those that begin meanwhile read of the nights what is left.
     let mut outcomes = vec![work(&output, &canaries).run(dry_run, false, progress).await?];
     if !canaries.folders().await?.is_empty() {
-        let is_known = !matches!(outcomes[0], Outcome::Absent(_));
+        let is_known = outcomes[0].erasure().found > 0;
         outcomes.push(work(&canaries, &output).run(dry_run, is_known, progress).await?);
     }
     if let [Outcome::Absent(erasure)] | [Outcome::Absent(erasure), Outcome::Absent(_)] = &outcomes[..] {
@@ -141,7 +141,8 @@ impl Work<'_> {
                     return Ok(Outcome::Planned(Box::new(erasure)));
                 }
                 let is_doubtful = is_known && !erasure.removed.is_empty();
-                if erasure.found == 0 && !is_doubtful {
+                // Histories of a run, which name nobody, are a place of which no entity is found.
+                if erasure.found == 0 && erasure.places.is_empty() && !is_doubtful {
                     return self.nothing(erasure).await;
                 }
                 self.begin(erasure).await?

@@ -425,6 +425,27 @@ fn lists_leave_in_either_shape() {
     }
 }
 
+/// They name nobody, and the user is beyond the run's limit.
+#[test]
+fn histories_leave_although_their_run_made_no_list_for_the_user() {
+    let night = crate::lists::workspace();
+    assert_exit(&night.run(&["run.limit=20", "lists.draft=retrieval"]), 0);
+    let histories = only(&night.path("out/runs")).join("histories.pool");
+    fs::write(night.path("ids.txt"), "u59\n").unwrap();
+    let erase = |kind: &str, args: &[&str]| {
+        let mut command = night.command("erase", &[]);
+        command.args(["--kind", kind, "--ids"]).arg(night.path("ids.txt")).args(args).output().unwrap()
+    };
+    assert_refused(&erase("item", &[]), &["nothing is there of any of the 1 items"]);
+    assert_prints(&erase("user", &["--dry-run"]), &["0 of 1 users found", "histories.pool would be removed"]);
+    assert!(histories.exists());
+    let lists = snapshot(&night.path("out/recommendations"));
+    assert_prints(&erase("user", &[]), &["histories.pool removed: it names nobody", "nothing is left of them here"]);
+    assert!(!histories.exists());
+    assert!(snapshot(&night.path("out/recommendations")) == lists);
+    assert_prints(&erase("user", &[]), &["nothing is left of these 1 users"]);
+}
+
 #[test]
 fn what_cannot_be_erased_is_refused_and_nothing_is_changed() {
     let persons = Persons::new();
