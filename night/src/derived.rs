@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
+use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_delta::Table;
 use laser_schema::layout::{DataSet, dated_name};
-use laser_schema::manifest::{Details, Manifest, PartEntry, SUCCESS};
+use laser_schema::manifest::{BEGUN, Details, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use laser_store::data_set::{self, ManifestError};
@@ -66,7 +67,14 @@ impl Destination {
         Ok(Some(Derived { manifest, folder: self.folder.clone(), is_new: false }))
     }
 
-    /// Completes the data set, whose parts are there.
+    /// Says that the data set is being made, before anything is read for it: an erasure that begins from now on sees it
+    /// and is refused, and one that has begun is seen here. Parts would not do, since the first may come much later.
+    pub(crate) async fn begin(&self) -> Result<()> {
+        self.folder.join(BEGUN).write(Bytes::new()).await?;
+        ensure_none(&self.output).await
+    }
+
+    /// Completes the data set, which was begun and whose parts are there.
     pub(crate) async fn publish<D: Details>(
         &self,
         created: Timestamp,
@@ -79,6 +87,7 @@ impl Destination {
             table.publish(self.date, &self.run).await?;
         }
         data_set::complete(&self.folder).await?;
+        self.folder.join(BEGUN).remove().await?;
         self.tell_readers().await?;
         Ok(Derived { manifest, folder: self.folder.clone(), is_new: true })
     }

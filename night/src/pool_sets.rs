@@ -109,7 +109,8 @@ pub async fn build(
     dir: Option<&str>,
     progress: &mut dyn Progress,
 ) -> Result<Built> {
-    ensure_none(&Location::parse(&config.output.path)?).await?;
+    let root = Location::parse(&config.output.path)?;
+    ensure_none(&root).await?;
     let model = open_model(config).await?;
     let before = config.run.date.unwrap_or(Date::MAX);
     let sources = previous_sources(config, before).await?;
@@ -137,7 +138,9 @@ pub async fn build(
     progress.stage("building pools");
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let previous = PreviousReader::open(&sources, DataSet::Profiles, before).await?;
-    write_sources(&dir, &self::sources(&Location::parse(&config.output.path)?, &previous)).await?;
+    write_sources(&dir, &self::sources(&root, &previous)).await?;
+    // Again, before any text is read: an erasure that begins now sees a set under way, or is seen here.
+    ensure_none(&root).await?;
     let texts = previous_texts(previous);
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());

@@ -34,7 +34,7 @@ pub use open::OpenPools;
 pub use pool_set::{
     EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
-pub use purge::{TextCounter, find_texts, purge_texts, read_pool_set, read_sources, write_sources};
+pub use purge::{POOL_SOURCES_FILE, TextCounter, find_texts, purge_texts, read_pool_set, read_sources, write_sources};
 pub use registry::{POOLS_FOLDER, PoolPromotion, PoolRegistry, PromotedPools, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Router};

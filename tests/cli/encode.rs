@@ -28,7 +28,7 @@ use crate::{
 type Embeddings = BTreeMap<(String, String), Vec<f32>>;
 
 /// A tiny encoder in a workspace, as a setting.
-fn encoder(workspace: &Workspace) -> String {
+pub(crate) fn encoder(workspace: &Workspace) -> String {
     let directory = workspace.path("encoder");
     tiny_bert::write(&directory, 7);
     format!("encoder.path={}", directory.display())
