@@ -6,6 +6,7 @@ use anyhow::Result;
 use laser_night::erasure::{self, Outcome};
 use laser_schema::Kind;
 use laser_schema::erasure::Erasure;
+use laser_store::run_store::CODES;
 use laser_terminal::{Display, print};
 
 use crate::{ConfigArgs, print_json, word};
@@ -65,7 +66,13 @@ fn told(erasure: &Erasure, [written, removed]: [&str; 2]) -> Result<String> {
     let Erasure { name, kind, ids, found, places, .. } = erasure;
     let mut out = format!("erasure {name}: {found} of {ids} {kind}s found\n");
     for place in places {
-        writeln!(out, "  {}: {} rows in {} objects {written}", place.folder, place.rows(), place.objects.len())?;
+        let objects = place.objects.iter().filter(|object| object.name != CODES).count();
+        if objects > 0 {
+            writeln!(out, "  {}: {} rows in {objects} objects {written}", place.folder, place.rows())?;
+        }
+        if objects < place.objects.len() {
+            writeln!(out, "  {}/{CODES} {removed}: it names nobody and may be of any user", place.folder)?;
+        }
     }
     for set in &erasure.removed {
         writeln!(out, "  {} {removed}: {}", set.folders.join(", "), set.reason)?;

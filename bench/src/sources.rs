@@ -42,6 +42,10 @@ pub(super) struct CompareArgs {
     /// Tree sizes to try with each draft model alone, beside --nodes.
     #[arg(long, value_delimiter = ',')]
     pub(super) trees: Vec<usize>,
+    /// Thresholds of SpecDec++'s stopping rule to try with each draft model alone: probabilities that the model rejects
+    /// a token of a path, such as 0.7.
+    #[arg(long, value_delimiter = ',', value_parser = parse_threshold)]
+    pub(super) stops: Vec<f32>,
     /// Draw texts, also the old ones, at this temperature; without it they are greedy.
     #[arg(long)]
     pub(super) temperature: Option<f32>,
@@ -86,6 +90,13 @@ fn parse_forwards(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(forwards @ 1..=20) => Ok(forwards),
         _ => Err("expected a number from 1 to 20".to_owned()),
+    }
+}
+
+fn parse_threshold(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(threshold) if threshold > 0.0 && threshold <= 1.0 => Ok(threshold),
+        _ => Err("expected a probability above 0 and up to 1".to_owned()),
     }
 }
 
@@ -140,7 +151,7 @@ impl CompareArgs {
         let setup = &self.setup;
         let most = self.forwards.iter().max().copied().unwrap_or(1);
         let with = |variant, forwards| {
-            let drafts = Drafts { indices: indices.clone(), forwards, has_measured_tree: false };
+            let drafts = Drafts { indices: indices.clone(), forwards, ..Drafts::default() };
             Variant { drafts, ..variant }
         };
         let alone = |name: String, nodes| Variant { name, nodes, ..Variant::plain() };
@@ -150,15 +161,21 @@ impl CompareArgs {
         });
         let trees = self.trees.iter().filter(|&&nodes| nodes != setup.nodes);
         let by_nodes = trees.map(|&nodes| with(alone(format!("{name}, {nodes} nodes"), nodes), most));
+        let by_stops = self.stops.iter().map(|&threshold| {
+            let mut variant = with(alone(format!("{name}, stop at {threshold}"), ADAPTIVE_NODES), most);
+            variant.drafts.stop_threshold = Some(threshold);
+            variant
+        });
         let adaptive = Variant { adaptive: true, ..alone(format!("{name}, adaptive"), ADAPTIVE_NODES) };
         let pool = Variant::pooled(format!("pool + {name}"), setup, PoolScheme::Global);
         let pool_adaptive = pool.clone().adaptive(&format!("pool + {name}, adaptive"));
-        by_forwards.chain(by_nodes).chain([adaptive, pool, pool_adaptive].map(|variant| with(variant, most))).collect()
+        let others = [adaptive, pool, pool_adaptive].map(|variant| with(variant, most));
+        by_forwards.chain(by_nodes).chain(by_stops).chain(others).collect()
     }
 
     /// Medusa's heads alone, with trees that follow what was measured of each head.
     fn measured_tree(&self, name: &str, index: usize) -> Variant {
-        let drafts = Drafts { indices: vec![index], forwards: 1, has_measured_tree: true };
+        let drafts = Drafts { indices: vec![index], forwards: 1, has_measured_tree: true, stop_threshold: None };
         Variant { name: format!("{name}, measured tree"), nodes: self.setup.nodes, drafts, ..Variant::plain() }
     }
 
@@ -221,7 +238,7 @@ impl DraftModels {
     pub(super) fn of_variants(&self, variants: &[Variant], base: &GenerateOptions) -> Result<Vec<Vec<DraftModel>>> {
         let mut costs: Vec<Option<StepCost>> = vec![None; self.0.len()];
         let mut load = |variant: &Variant| -> Result<Vec<DraftModel>> {
-            let &Drafts { ref indices, forwards, has_measured_tree } = &variant.drafts;
+            let &Drafts { ref indices, forwards, has_measured_tree, stop_threshold } = &variant.drafts;
             let one = |&index: &usize| -> Result<DraftModel> {
                 let NamedDraft { name, options, .. } = &self.0[index];
                 let measure = |engine: &mut dyn Engine| -> Result<Option<StepCost>> {
@@ -230,8 +247,14 @@ impl DraftModels {
                     }
                     Ok(costs[index].clone().filter(|_| variant.adaptive))
                 };
-                let model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
-                Ok(if has_measured_tree { model.with_measured_tree() } else { model })
+                let mut model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
+                if has_measured_tree {
+                    model = model.with_measured_tree();
+                }
+                Ok(match stop_threshold {
+                    Some(threshold) => model.with_stop_threshold(threshold),
+                    None => model,
+                })
             };
             indices.iter().map(one).collect()
         };

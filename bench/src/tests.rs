@@ -256,18 +256,22 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
         pad::pad(&options)
     };
     let drafts = [format!("itself={own}"), format!("eagle={eagle}"), format!("medusa={medusa}")];
-    let options = "--batches 1,3 --forwards 1,2 --trees 3 --merge itself,eagle";
+    let options = "--batches 1,3 --forwards 1,2 --trees 3 --stops 0.5 --merge itself,eagle";
     let report = compare(&small, &drafts, options).await;
     let text = report.render(Style::Text).unwrap();
     let rows = &report.kinds[0].rows;
     let of = |name: &str| rows.iter().find(|row| row.variant == name).unwrap_or_else(|| panic!("{name}: {text}"));
-    assert_eq!(rows.len(), 10 + 4 * 6 + 1 + 2, "{text}");
+    assert_eq!(rows.len(), 10 + 4 * 7 + 1 + 2, "{text}");
     assert_eq!(of("medusa, measured tree").texts, of("medusa, 1 forward").texts, "{text}");
     assert!(of("PLD, aligned").relaxed_share == 0.0 && of("AASD").texts == 5, "{text}");
     assert!(report.kinds.iter().all(|kind| kind.mismatches.is_empty()), "{text}");
     assert!(of("itself, 2 forwards").aal > 1.5 && of("itself, 1 forward").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("merged, 2 forwards").accepted_by_depth[0] > 0.9, "{text}");
     assert!(of("itself, 3 nodes").calls_per_token < 0.5, "{text}");
+    // What the model itself is sure of is never rejected; of the others about as much as the threshold says.
+    let [stopped, whole] = ["itself, stop at 0.5", "itself, 2 forwards"].map(of);
+    assert!(stopped.discarded_per_token < whole.discarded_per_token, "{text}");
+    assert!(stopped.aal > 1.0 && stopped.aal <= whole.aal, "{text}");
     assert!(text.contains("speedup (tokens/s), batch 3") && report.charts().len() == 1, "{text}");
 
     // Padding changes neither the texts nor what is drafted, and neither does a wider vocabulary.

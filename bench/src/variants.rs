@@ -26,12 +26,14 @@ pub(super) const ADAPTIVE: &str = "adaptive";
 pub(super) const ADVERSARIAL: &str = "adaptive, no pool predicts";
 
 /// Which of the draft models a variant has, and forwards per step of each.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub(super) struct Drafts {
     pub(super) indices: Vec<usize>,
     pub(super) forwards: usize,
     /// Whether trees follow what is measured of each of Medusa's heads.
     pub(super) has_measured_tree: bool,
+    /// The threshold at which drafts stop, if they do.
+    pub(super) stop_threshold: Option<f32>,
 }
 
 /// One way to generate texts.

@@ -66,6 +66,12 @@ pub enum FinaliseError {
         /// Number of rows and errors of the part.
         found: u64,
     },
+    /// A part is of another plan of the run: it was begun anew while a worker was still at a shard.
+    #[error("{part}: was made by another plan of this run; remove that part and run again")]
+    Plan {
+        /// The part.
+        part: String,
+    },
     /// A part holds texts in place of lists, or the other way round.
     #[error("{part}: holds {found}, the run was planned for {expected}; remove that part and run again")]
     Content {
@@ -146,6 +152,7 @@ async fn sealed_part(run: &PlannedRun, job: &ShardJob, reason: &str) -> Result<B
         errors: rows.into_iter().map(error).collect(),
         embedding: (plan.embedding.clone()).map(|spec| EmbeddingInfo::new(spec, 0)),
         parsed: plan.spec.parsed(),
+        input: Some(job.input_digest.clone()),
         ..PartInfo::new(&plan.run, job.shard, job.kind, "sealed", &[]).with_content(plan.content())
     };
     Ok(encode_part(&job.output, id_type(plan, job.kind), &[], none.as_ref(), &info)?)
@@ -171,6 +178,41 @@ impl Terms {
     pub fn coverage(min_coverage: f64) -> Self {
         Self { min_coverage, guards: None, delta: false }
     }
+
+    fn is_below_coverage(&self, manifest: &Manifest) -> bool {
+        (manifest.rows as f64) < self.min_coverage * manifest.entities as f64
+    }
+
+    /// Whether `_SUCCESS` is withheld from what a manifest tells. Its breaches are those of the guards that it was
+    /// judged by; what others find is not known.
+    fn withhold(&self, manifest: &Manifest) -> bool {
+        let judged = manifest.guards.as_ref().filter(|report| Some(report.guards) == self.guards);
+        judged.is_some_and(GuardReport::withholds) || self.is_below_coverage(manifest)
+    }
+}
+
+/// Whether publishing a run would do no more than withhold `_SUCCESS` again: it was judged whole, and on these terms.
+///
+/// # Errors
+/// The store's, and a manifest that cannot be read.
+pub async fn is_withheld(run: &PlannedRun, terms: &Terms) -> Result<bool, FinaliseError> {
+    let done: HashSet<u32> = run.committed().await?.into_iter().collect();
+    if run.plan.shards.iter().any(|job| job.action != Action::Audit && !done.contains(&job.shard)) {
+        return Ok(false);
+    }
+    let mut withheld = false;
+    for &kind in run.plan.counts.keys() {
+        let folder = run.partition(kind);
+        if data_set::is_complete(&folder).await? {
+            continue;
+        }
+        let manifest: Option<Manifest> = data_set::read(&folder).await?;
+        match manifest {
+            Some(manifest) => withheld |= terms.withhold(&manifest),
+            None => return Ok(false),
+        }
+    }
+    Ok(withheld)
 }
 
 /// Publishes one kind of a run, if all its shards are committed.
@@ -203,7 +245,7 @@ pub async fn publish(run: &PlannedRun, kind: Kind, terms: &Terms) -> Result<Publ
     };
     let manifest = sums.manifest(&run.plan, kind, guards);
     data_set::write_manifest(&folder, &manifest).await?;
-    if (manifest.rows as f64) < terms.min_coverage * manifest.entities as f64 {
+    if terms.is_below_coverage(&manifest) {
         return Ok(Published::BelowCoverage(Box::new(manifest)));
     }
     let withheld = manifest.guards.as_ref().is_some_and(GuardReport::withholds);

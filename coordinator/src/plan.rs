@@ -12,6 +12,7 @@
 //! entities or, while another coordinator's prompts are waited for, sixteen, and the list of shards, which is the plan.
 //! It does not grow with rows.
 
+mod earlier;
 mod known;
 mod ranges;
 mod sample;
@@ -154,6 +155,15 @@ pub enum PlanError {
     /// A specification of lists without a catalogue, or the other way round.
     #[error("lists need a catalogue, and texts have none; this is a fault of Laser, please report it")]
     NoCatalogue,
+    /// The run was begun anew, and an earlier plan of it has left parts.
+    #[error(
+        "{folder}: has parts of an earlier plan of this run; end its workers and remove this folder, too, to begin the \
+         run anew, or change [run] seed, which makes another run"
+    )]
+    EarlierParts {
+        /// The folder of the parts.
+        folder: String,
+    },
     /// No previous text belongs to any entity.
     #[error(
         "previous {kind} knowledge: none of its {texts} texts belongs to a {kind} of the input (ids such as the {} \
@@ -196,7 +206,7 @@ pub async fn plan(
     let joined = joined(entities, request).await?;
     let (plan, _) = made(Some(&store), &joined, request, (None, None), progress).await?;
     // Two coordinators that plan at once write the same shards; the run was planned when the first was done.
-    Ok(store.write_plan(plan).await?)
+    earlier::write_plan(&store, plan).await
 }
 
 /// Whether the request fits the entities.

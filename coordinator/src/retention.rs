@@ -24,7 +24,7 @@ use laser_delta::{DeltaError, Table};
 use laser_schema::Kind;
 use laser_schema::ids::CODEBOOK;
 use laser_schema::layout::{CANARIES, DataSet, name_date};
-use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
+use laser_schema::manifest::{BEGUN, ERRORS, MANIFEST, SUCCESS};
 use laser_store::Location;
 use laser_store::data_set::{self, PROMOTIONS};
 use laser_store::location::LocationError;
@@ -336,7 +336,7 @@ fn is_ours(name: &str) -> bool {
         rest.is_some_and(|middle| !middle.contains('/'))
     };
     is_file_of_run(name)
-        || [ERRORS, CODEBOOK, POOL_SOURCES].contains(&name)
+        || [BEGUN, ERRORS, CODEBOOK, POOL_SOURCES].contains(&name)
         || matches("part-", ".parquet")
         || matches("", ".pool")
 }

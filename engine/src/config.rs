@@ -64,8 +64,8 @@ struct ConfigFile {
     head_dim: Option<usize>,
     rms_norm_eps: f64,
     rope_theta: Option<f32>,
-    #[serde(alias = "rope_parameters")]
     rope_scaling: Option<RopeFile>,
+    rope_parameters: Option<RopeFile>,
     hidden_act: String,
     #[serde(default)]
     tie_word_embeddings: bool,
@@ -110,17 +110,37 @@ pub(super) fn read_config(file: &Path) -> Result<ModelConfig, EngineError> {
                 .into(),
         ));
     }
-    let rope_scaling = match &config.rope_scaling {
-        Some(rope) => rope.scaling().map_err(&invalid)?,
-        None => RopeScaling::None,
-    };
-    let shape = config.into_shape(architecture, rope_scaling);
+    let rope = config.rope().map_err(&invalid)?;
+    let shape = config.into_shape(architecture, rope);
     ModelConfig { architecture, architecture_name: name, max_positions, shape }.validate(file)
 }
 
 impl ConfigFile {
-    fn into_shape(self, architecture: Architecture, rope_scaling: RopeScaling) -> ModelShape {
-        let nested_theta = self.rope_scaling.as_ref().and_then(|rope| rope.rope_theta);
+    /// The base of the rotary embedding and its scaling. Some checkpoints say them twice, for older and newer readers.
+    fn rope(&self) -> Result<(f32, RopeScaling), String> {
+        let said = [("rope_scaling", &self.rope_scaling), ("rope_parameters", &self.rope_parameters)];
+        let mut bases: Vec<f32> = self.rope_theta.into_iter().collect();
+        let mut scalings = Vec::new();
+        for (key, rope) in said {
+            let Some(rope) = rope else { continue };
+            bases.extend(rope.rope_theta);
+            scalings.push(rope.scaling(key)?);
+        }
+        if let [scaling, other] = &scalings[..]
+            && scaling != other
+        {
+            return Err(format!(
+                "rope_scaling and rope_parameters differ: {scaling:?}, {other:?}; remove the wrong one"
+            ));
+        }
+        let base = bases.first().copied().unwrap_or(10_000.0);
+        if let Some(other) = bases.iter().find(|other| **other != base) {
+            return Err(format!("rope_theta is given twice, as {base} and as {other}; remove the wrong one"));
+        }
+        Ok((base, scalings.pop().unwrap_or(RopeScaling::None)))
+    }
+
+    fn into_shape(self, architecture: Architecture, (rope_theta, rope_scaling): (f32, RopeScaling)) -> ModelShape {
         ModelShape {
             vocab_size: self.vocab_size,
             hidden_size: self.hidden_size,
@@ -130,7 +150,7 @@ impl ConfigFile {
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
             norm_eps: self.rms_norm_eps,
-            rope_theta: self.rope_theta.or(nested_theta).unwrap_or(10_000.0),
+            rope_theta,
             rope_scaling,
             tied_embeddings: self.tie_word_embeddings,
             qkv_bias: self.attention_bias || architecture == Architecture::Qwen2,
@@ -144,8 +164,9 @@ impl ConfigFile {
 }
 
 impl RopeFile {
-    fn scaling(&self) -> Result<RopeScaling, String> {
-        let need = |value: Option<f32>, key: &str| value.ok_or_else(|| format!("rope_scaling has no {key}"));
+    /// The scaling that stands under `key`.
+    fn scaling(&self, key: &str) -> Result<RopeScaling, String> {
+        let need = |value: Option<f32>, name: &str| value.ok_or_else(|| format!("{key} has no {name}"));
         match self.rope_type.as_deref().or(self.older_type.as_deref()) {
             None | Some("default") => Ok(RopeScaling::None),
             Some("linear") => Ok(RopeScaling::Linear { factor: need(self.factor, "factor")? }),
@@ -158,9 +179,7 @@ impl RopeFile {
                     original_positions: need(original, "original_max_position_embeddings")?,
                 })
             }
-            Some(other) => {
-                Err(format!("rope_scaling type {other:?} is not supported (supported: default, linear, llama3)"))
-            }
+            Some(other) => Err(format!("{key} type {other:?} is not supported (supported: default, linear, llama3)")),
         }
     }
 }
@@ -236,6 +255,29 @@ pub(super) mod tests {
     }
 
     #[test]
+    fn both_names_of_the_rotary_embedding_are_read_where_they_agree() {
+        let older = r#"{"type": "linear", "factor": 2}"#;
+        let newer = r#"{"rope_type": "linear", "factor": 2.0, "rope_theta": 500000.0}"#;
+        let both = |older: &str, newer: &str, base: &str| {
+            check(&[("rope_scaling", older), ("rope_parameters", newer), ("rope_theta", base)])
+        };
+        for (older, base) in [(older, "null"), (older, "500000"), ("null", "500000.0"), (newer, "null")] {
+            let shape = both(older, newer, base).unwrap().shape;
+            assert_eq!((shape.rope_theta, shape.rope_scaling), (500_000.0, RopeScaling::Linear { factor: 2.0 }));
+        }
+        let plain = both("null", r#"{"rope_type": "default"}"#, "null").unwrap().shape;
+        assert_eq!((plain.rope_theta, plain.rope_scaling), (10_000.0, RopeScaling::None));
+        for (older, base, expected) in [
+            (r#"{"type": "linear", "factor": 4}"#, "null", "rope_scaling and rope_parameters differ"),
+            (r#"{"type": "default"}"#, "null", "rope_scaling and rope_parameters differ"),
+            (older, "10000", "rope_theta is given twice, as 10000 and as 500000"),
+        ] {
+            let error = both(older, newer, base).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+
+    #[test]
     fn what_cannot_run_is_refused_by_name() {
         for (key, value, expected) in [
             (
@@ -257,6 +299,7 @@ pub(super) mod tests {
                 "rope_scaling type \"yarn\" is not supported (supported: default, linear, llama3)",
             ),
             ("rope_scaling", r#"{"type": "linear"}"#, "rope_scaling has no factor"),
+            ("rope_parameters", r#"{"rope_type": "linear"}"#, "rope_parameters has no factor"),
         ] {
             let error = check(&[(key, value)]).unwrap_err().to_string();
             assert!(error.contains(expected) && error.contains("config.json"), "{error}");

@@ -7,6 +7,8 @@
 //!
 //! Weights and linear kernels are mistralrs'; the layer loop is ours because mistralrs seals mask and positions.
 
+use std::ops::Range;
+
 use candle_core::{CpuStorage, DType, Device, Result, Storage, Tensor, bail};
 use laser_cpu::{Allowed, Batch, Format, MaskedRow, Matrix, ModelShape, Predictions, Rope, is_allowed};
 use laser_decode::{Candidate, Draw};
@@ -179,7 +181,7 @@ impl TreeLm {
             rows = select(&rows, &scored, Output::ScoredStream, &mut self.workspace)?;
         }
         let logits = self.head.logits(&rows, &mut self.workspace)?;
-        let asked = asked(&logits, batch)?;
+        let asked = asked(&logits, batch, NORMALISED_MAX)?;
         let predictions = predictions(&logits, top_k, &batch.draws)?;
         self.logits = batch.keeps_logits.then_some(logits);
         Ok(Predictions { features, asked, ..predictions })
@@ -233,15 +235,35 @@ fn select(from: &Tensor, index: &Tensor, to: Output, workspace: &mut Workspace) 
     from.index_select(index, 0)
 }
 
-/// The log probabilities that are asked for, the only ones that leave the device.
-fn asked(logits: &Tensor, batch: &Batch<'_>) -> Result<Vec<f32>> {
+/// Logits that are normalised at a time, at most, but for those of one row. Kernels number them by 32 bits, which the
+/// beams of many lists exceed with a large vocabulary, and 4 bytes of each are copied several times.
+const NORMALISED_MAX: usize = 1 << 28;
+
+/// The log probabilities that are asked for, the only ones that leave the device; of as many rows at a time as have
+/// `most` logits.
+fn asked(logits: &Tensor, batch: &Batch<'_>, most: usize) -> Result<Vec<f32>> {
     if batch.asked.is_empty() {
         return Ok(Vec::new());
     }
     let (rows, width) = logits.dims2()?;
-    let row_of = |row: usize| batch.asked_at(row).iter().map(move |token| number(row * width) + token);
-    let places: Vec<u32> = (0..rows).flat_map(row_of).collect();
-    let logits = logits.to_dtype(DType::F32)?;
+    let at_a_time = (most / width).max(1);
+    let mut found = Vec::with_capacity(batch.asked.len());
+    for start in (0..rows).step_by(at_a_time) {
+        found.extend(asked_of(logits, start..rows.min(start + at_a_time), batch)?);
+    }
+    Ok(found)
+}
+
+/// Those of some rows.
+fn asked_of(logits: &Tensor, rows: Range<usize>, batch: &Batch<'_>) -> Result<Vec<f32>> {
+    let (_, width) = logits.dims2()?;
+    let (first, count) = (rows.start, rows.len());
+    let row_of = |row: usize| batch.asked_at(first + row).iter().map(move |token| number(row * width) + token);
+    let places: Vec<u32> = (0..count).flat_map(row_of).collect();
+    if places.is_empty() {
+        return Ok(Vec::new());
+    }
+    let logits = logits.narrow(0, first, count)?.to_dtype(DType::F32)?;
     let of_row = logits.log_sum_exp(1)?.unsqueeze(1)?;
     let log_probabilities = logits.broadcast_sub(&of_row)?.flatten_all()?;
     log_probabilities.index_select(&Tensor::new(places, logits.device())?, 0)?.to_vec1()
@@ -350,5 +372,35 @@ impl Layer {
             return crate::cuda::layer::silu_mul(&products[0], &products[1], workspace);
         }
         gate.forward_to(None, x, workspace)?.silu()? * up.forward_to(None, x, workspace)?
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_asked_is_the_same_however_many_logits_are_normalised_at_a_time() {
+        let (rows, width) = (5, 7);
+        let logits: Vec<f32> = (0..rows * width).map(|at| (at * 37 % 23) as f32 / 5.0).collect();
+        // Nothing is asked of the third row, nor of the last one.
+        let (asked, ends) = (vec![6, 0, 3, 3, 1, 5], vec![2, 3, 3, 6, 6]);
+        let batch = Batch { asked, asked_ends: ends, ..Batch::default() };
+        let expected: Vec<f32> = (0..rows)
+            .flat_map(|row| {
+                let logits = &logits[row * width..][..width];
+                let sum: f32 = logits.iter().map(|logit| logit.exp()).sum();
+                batch.asked_at(row).iter().map(|token| logits[*token as usize] - sum.ln()).collect::<Vec<_>>()
+            })
+            .collect();
+        let logits = Tensor::from_vec(logits, (rows, width), &Device::Cpu).unwrap();
+        let whole = asked_of(&logits, 0..rows, &batch).unwrap();
+        assert_eq!(whole.len(), expected.len());
+        for (found, expected) in whole.iter().zip(expected) {
+            assert!((found - expected).abs() < 1e-5, "{found}, expected {expected}");
+        }
+        for most in [1, width, 2 * width, 3 * width + 1, 100 * width] {
+            assert_eq!(super::asked(&logits, &batch, most).unwrap(), whole, "{most}");
+        }
     }
 }

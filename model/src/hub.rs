@@ -3,10 +3,12 @@
 //! A branch is pinned to one commit before anything is fetched, and is recorded only when all files are there, so
 //! a half-fetched or moved branch is never mistaken for a model. An interrupted file goes on where it stopped.
 
+use std::io;
 use std::path::{Path, PathBuf};
 
 use hf_hub::api::sync::{ApiBuilder, ApiError, ApiRepo};
 use hf_hub::{Cache, CacheRepo, Repo, RepoType};
+use ureq::ErrorKind;
 
 use super::{
     CHAT_TEMPLATE, CONFIG, GENERATION_CONFIG, HEADS, ModelError, PYTORCH, SAFETENSORS, SAFETENSORS_INDEX, TOKENIZER,
@@ -112,6 +114,47 @@ impl Hub {
     }
 }
 
+/// Why a model was not fetched.
+struct Unfetched {
+    reason: String,
+    may_pass: bool,
+}
+
+impl From<String> for Unfetched {
+    fn from(reason: String) -> Self {
+        Self { reason, may_pass: false }
+    }
+}
+
+impl From<ApiError> for Unfetched {
+    fn from(error: ApiError) -> Self {
+        Self { reason: error.to_string(), may_pass: may_pass(&error) }
+    }
+}
+
+/// Whether the hub did not answer or asks to be left alone, a transfer broke off, or another process fetches the file.
+fn may_pass(error: &ApiError) -> bool {
+    match error {
+        ApiError::RequestError(error) => match &**error {
+            ureq::Error::Status(status, _) => matches!(*status, 408 | 429 | 500..=599),
+            ureq::Error::Transport(transport) => matches!(
+                transport.kind(),
+                ErrorKind::Dns | ErrorKind::ConnectionFailed | ErrorKind::Io | ErrorKind::ProxyConnect
+            ),
+        },
+        ApiError::IoError(error) => matches!(
+            error.kind(),
+            io::ErrorKind::TimedOut
+                | io::ErrorKind::ConnectionReset
+                | io::ErrorKind::ConnectionAborted
+                | io::ErrorKind::UnexpectedEof
+        ),
+        ApiError::LockAcquisition(_) => true,
+        ApiError::TooManyRetries(error) => may_pass(error),
+        _ => false,
+    }
+}
+
 fn model_repo(id: &str, revision: &str) -> Repo {
     Repo::with_revision(id.into(), RepoType::Model, revision.into())
 }
@@ -124,7 +167,7 @@ fn model_repo(id: &str, revision: &str) -> Repo {
 ///
 /// # Errors
 /// [`ModelError::NotFound`] for a path that does not exist (starts with `.`, `/` or `~`, or not exactly one slash),
-/// [`ModelError::Hub`], [`ModelError::Offline`].
+/// [`ModelError::Hub`], [`ModelError::HubAway`], [`ModelError::Offline`].
 pub fn resolve(model: &str, hub: &Hub) -> Result<PathBuf, ModelError> {
     resolve_for(Use::Model, model, hub)
 }
@@ -155,10 +198,12 @@ fn resolve_for(purpose: Use, model: &str, hub: &Hub) -> Result<PathBuf, ModelErr
     if hub.offline {
         return Err(ModelError::Offline { model: model.to_owned(), cache: hub.cache.clone() });
     }
-    fetch(purpose, hub, id, revision).map_err(|reason| ModelError::Hub {
-        model: model.to_owned(),
-        endpoint: hub.endpoint.clone(),
-        reason,
+    fetch(purpose, hub, id, revision).map_err(|Unfetched { reason, may_pass }| {
+        let (model, endpoint) = (model.to_owned(), hub.endpoint.clone());
+        match may_pass {
+            true => ModelError::HubAway { model, endpoint, reason },
+            false => ModelError::Hub { model, endpoint, reason },
+        }
     })
 }
 
@@ -175,28 +220,28 @@ fn parse_id(model: &str) -> Option<(&str, &str)> {
 }
 
 /// Weights come last, so that a complete cache has all the small files too.
-fn fetch(purpose: Use, hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, String> {
-    let text = |e: ApiError| e.to_string();
-    let info = hub.repo(id, revision).and_then(|r| r.info()).map_err(text)?;
+fn fetch(purpose: Use, hub: &Hub, id: &str, revision: &str) -> Result<PathBuf, Unfetched> {
+    let info = hub.repo(id, revision).and_then(|r| r.info())?;
     let has = |file: &str| info.siblings.iter().any(|s| s.rfilename == file);
     if let Some(missing) = purpose.required().iter().find(|file| !has(file)) {
-        return Err(format!("the repository has no {missing}"));
+        return Err(format!("the repository has no {missing}").into());
     }
     let Some(weights) = purpose.weights().into_iter().find(|file| has(file)) else {
-        return Err(format!("the repository has no {SAFETENSORS}; fetch another format by hand and give its path"));
+        let reason = format!("the repository has no {SAFETENSORS}; fetch another format by hand and give its path");
+        return Err(reason.into());
     };
-    let pinned = hub.repo(id, &info.sha).map_err(text)?;
+    let pinned = hub.repo(id, &info.sha)?;
     for file in FILES.iter().filter(|file| has(file)) {
-        pinned.get(file).map_err(text)?;
+        pinned.get(file)?;
     }
-    let found = pinned.get(weights).map_err(text)?;
+    let found = pinned.get(weights)?;
     if weights == SAFETENSORS_INDEX {
         for shard in shard_names(&found).map_err(|e| e.to_string())? {
-            pinned.get(&shard).map_err(text)?;
+            pinned.get(&shard)?;
         }
     }
     hub.cached(id, revision).create_ref(&info.sha).map_err(|e| format!("{}: {e}", hub.cache.display()))?;
-    let config = pinned.get(CONFIG).map_err(text)?;
+    let config = pinned.get(CONFIG)?;
     Ok(config.parent().unwrap_or(&config).to_owned())
 }
 
@@ -221,18 +266,22 @@ mod tests {
 
     impl FakeHub {
         fn start(files: &[(&str, &str)]) -> Self {
-            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-            let endpoint = format!("http://{}", listener.local_addr().unwrap());
             let requests = Arc::new(Mutex::new(Vec::new()));
             let files: BTreeMap<String, String> =
                 files.iter().map(|(name, content)| (name.to_string(), content.to_string())).collect();
             let noted = requests.clone();
+            Self { requests, ..Self::serve(move |stream| answer(stream, &files, &noted)) }
+        }
+
+        fn serve(serve: impl Fn(TcpStream) + Send + 'static) -> Self {
+            let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+            let endpoint = format!("http://{}", listener.local_addr().unwrap());
             std::thread::spawn(move || {
                 for stream in listener.incoming() {
-                    answer(stream.unwrap(), &files, &noted);
+                    serve(stream.unwrap());
                 }
             });
-            Self { endpoint, requests, cache: tempfile::tempdir().unwrap() }
+            Self { endpoint, requests: Arc::default(), cache: tempfile::tempdir().unwrap() }
         }
 
         fn hub(&self) -> Hub {
@@ -250,9 +299,19 @@ mod tests {
         }
     }
 
+    /// The lines of a request.
+    fn request(stream: &TcpStream) -> Vec<String> {
+        BufReader::new(stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect()
+    }
+
+    /// Answers with this status, to whatever is asked.
+    fn fail(mut stream: TcpStream, status: &str) {
+        request(&stream);
+        write!(stream, "HTTP/1.1 {status}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n").unwrap();
+    }
+
     fn answer(stream: TcpStream, files: &BTreeMap<String, String>, requests: &Mutex<Vec<String>>) {
-        let lines: Vec<String> =
-            BufReader::new(&stream).lines().map_while(Result::ok).take_while(|line| !line.is_empty()).collect();
+        let lines = request(&stream);
         let path = lines[0].split(' ').nth(1).unwrap().to_owned();
         let header = |name: &str| {
             let line = lines.iter().find(|l| l.to_lowercase().starts_with(&format!("{name}:")))?;
@@ -383,6 +442,29 @@ mod tests {
         assert!(resolve("org/tiny", &hub).unwrap().join(SHARD).exists());
         let again = complete.take_requests();
         assert!(again.iter().all(|r| r.starts_with("/api") || r.ends_with(SHARD)), "{again:?}");
+    }
+
+    #[test]
+    fn a_hub_that_is_away_is_told_apart_from_one_that_refuses() {
+        if behind_proxy() {
+            return;
+        }
+        let failing = |status: &'static str| FakeHub::serve(move |stream| fail(stream, status));
+        for (status, is_away) in [
+            ("503 Service Unavailable", true),
+            ("429 Too Many Requests", true),
+            ("500 Internal Server Error", true),
+            ("401 Unauthorized", false),
+        ] {
+            let error = resolve("org/tiny", &failing(status).hub()).unwrap_err();
+            assert_eq!(matches!(error, ModelError::HubAway { .. }), is_away, "{error}");
+            assert!(error.to_string().contains(&status[..3]), "{error}");
+        }
+        let server = failing("503 Service Unavailable");
+        let closed = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let hub = Hub { endpoint: format!("http://{closed}"), ..server.hub() };
+        let error = resolve("org/tiny", &hub).unwrap_err();
+        assert!(matches!(error, ModelError::HubAway { .. }), "{error}");
     }
 
     #[test]

@@ -140,6 +140,19 @@ pub enum ModelError {
         /// The fault.
         reason: String,
     },
+    /// The hub does not answer, or asks to be left alone for a while; the same may succeed later.
+    #[error(
+        "model {model:?}: no such local path, and {endpoint} cannot give it now: {reason}. Run the same command again \
+         later"
+    )]
+    HubAway {
+        /// The model as configured.
+        model: String,
+        /// The hub asked.
+        endpoint: String,
+        /// The fault.
+        reason: String,
+    },
     /// The hub may not be asked, and the cache does not have the model.
     #[error("model {model:?}: not a local path, not complete in {cache}, and HF_HUB_OFFLINE is set")]
     Offline {

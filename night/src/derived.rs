@@ -3,13 +3,15 @@
 use std::collections::BTreeSet;
 
 use anyhow::{Result, ensure};
+use bytes::Bytes;
 use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_delta::Table;
 use laser_schema::layout::{DataSet, dated_name};
-use laser_schema::manifest::{Details, Manifest, PartEntry, SUCCESS};
+use laser_schema::manifest::{BEGUN, Details, Manifest, PartEntry, SUCCESS};
 use laser_schema::{Digest, Kind};
-use laser_store::{Location, LocationError, data_set};
+use laser_store::Location;
+use laser_store::data_set::{self, ManifestError};
 
 use crate::config::Config;
 use crate::erasure::marker::ensure_none;
@@ -61,11 +63,18 @@ impl Destination {
         if let Some(table) = &self.table {
             table.adopt(self.date, &self.run).await?;
         }
-        self.write_in_force().await?;
+        self.tell_readers().await?;
         Ok(Some(Derived { manifest, folder: self.folder.clone(), is_new: false }))
     }
 
-    /// Completes the data set, whose parts are there.
+    /// Says that the data set is being made, before anything is read for it: an erasure that begins from now on sees it
+    /// and is refused, and one that has begun is seen here. Parts would not do, since the first may come much later.
+    pub(crate) async fn begin(&self) -> Result<()> {
+        self.folder.join(BEGUN).write(Bytes::new()).await?;
+        ensure_none(&self.output).await
+    }
+
+    /// Completes the data set, which was begun and whose parts are there.
     pub(crate) async fn publish<D: Details>(
         &self,
         created: Timestamp,
@@ -78,13 +87,32 @@ impl Destination {
             table.publish(self.date, &self.run).await?;
         }
         data_set::complete(&self.folder).await?;
-        self.write_in_force().await?;
+        self.folder.join(BEGUN).remove().await?;
+        self.tell_readers().await?;
         Ok(Derived { manifest, folder: self.folder.clone(), is_new: true })
     }
 
-    /// Tells readers of the complete data set.
-    async fn write_in_force(&self) -> Result<(), LocationError> {
-        data_set::write_in_force(&self.output, self.data_set, self.kind, &BTreeSet::new()).await
+    /// Tells readers of the complete data set, and whoever made it where they get another one: what is made twice of
+    /// the same texts, by two encoders, is as new as the texts both times.
+    async fn tell_readers(&self) -> Result<()> {
+        data_set::write_in_force(&self.output, self.data_set, self.kind, &BTreeSet::new()).await?;
+        let in_force = match data_set::in_force(&self.output, self.data_set, self.kind, self.date).await {
+            Err(ManifestError::Location(error)) => return Err(error.into()),
+            // A night whose manifests cannot be read was warned of just now.
+            found => found.ok().flatten(),
+        };
+        let Some(other) = in_force.filter(|run| *run != self.run) else {
+            return Ok(());
+        };
+        if let Some(table) = &self.table {
+            table.follow(self.date).await?;
+        }
+        let Self { data_set, kind, date, run, .. } = self;
+        tracing::warn!(
+            "{data_set} of {kind}s on {date}: readers get {other} and not {run}; to put this one in force, \
+             `laser outputs promote` it"
+        );
+        Ok(())
     }
 }
 

@@ -45,6 +45,10 @@ pub async fn coordinate(
     if purge_if_cancelled(&client, &store).await? {
         return Ok(Outcome::Cancelled { run: store.name().to_owned() });
     }
+    if store.plan().await?.is_none() {
+        // What is queued all the same is of an earlier plan, whose folder was removed. Workers could not read it.
+        client.purge(store.name()).await?;
+    }
     let span = telemetry::run_span(store.name());
     let work = async {
         match night.prepare(date, &store, Some(&client), progress, drain).await? {

@@ -101,6 +101,11 @@ impl Texts {
             is_own: true,
         })
     }
+
+    /// What is wrong if there are none.
+    fn nothing(&self) -> String {
+        format!("{}: no texts; there is nothing to encode", self.source.path)
+    }
 }
 
 /// Writes embeddings of texts; the encoder is loaded when the first text needs it.
@@ -135,6 +140,8 @@ impl<'a> Encoding<'a> {
         if let Some(found) = destination.find().await? {
             return Ok(found);
         }
+        ensure!(texts.rows != Some(0), "{}", texts.nothing());
+        destination.begin().await?;
         progress.stage(&format!("encoding {}s", texts.kind));
         let source = PreviousSource { path: texts.source.path.clone(), kind: Some(texts.kind), id_type: None };
         let mut reader = PreviousReader::open(&[source], DataSet::Profiles, Date::MAX).await?;
@@ -153,7 +160,7 @@ impl<'a> Encoding<'a> {
             writer.part(waiting, progress).await?;
         }
         let (rows, parts, truncated) = (writer.parts.rows(), writer.parts.finish(), writer.truncated);
-        ensure!(rows > 0, "{}: no texts; there is nothing to encode", texts.source.path);
+        ensure!(rows > 0, "{}", texts.nothing());
         let embedding = EmbeddingInfo::new(self.spec.clone(), truncated);
         let details = EmbeddingSet { source: texts.source.clone(), embedding };
         let published = destination.publish(texts.created, parts, details).await?;

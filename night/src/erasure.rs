@@ -1,9 +1,10 @@
 //! Erases entities from everything that Laser wrote below an output: data sets, inputs and audits of runs, pools.
 //!
-//! What an erasure is going to do is found first and kept as one object, which also keeps every other command that
-//! writes from the output. Then pools go first, because their texts are known by the rows of the nights; runs follow,
-//! and data sets. All of it may be killed anywhere: the same command starts from what is there and goes on. At the end
-//! everything is searched again, and a receipt takes the object's place.
+//! An erasure that finds anything says so by one object, which keeps every other command that writes from the output.
+//! Now that nobody writes it searches again, and keeps in the object what it is going to do. Then pools go first,
+//! because their texts are known by the rows of the nights; runs follow, and data sets. All of it may be killed
+//! anywhere: the same command starts from what is there and goes on. At the end everything is searched once more, what
+//! is found all the same is taken in, and a receipt takes the object's place.
 
 pub mod marker;
 mod pools;
@@ -17,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use jiff::Timestamp;
 use laser_coordinator::retention::{self, Outdated};
 use laser_pool_builder::POOLS_FOLDER;
-use laser_schema::erasure::{ERASURE_VERSION, ErasedPlace, Erasure, Removed};
+use laser_schema::erasure::{ERASURE_VERSION, ErasedObject, ErasedPlace, Erasure, Removed};
 use laser_schema::knowledge::WRITER;
 use laser_schema::layout::CANARIES;
 use laser_schema::{Kind, Progress};
@@ -28,6 +29,7 @@ use laser_store::run_store::{RunStore, run_folder};
 use crate::config::Config;
 use crate::model::open_model;
 use pools::Texts;
+use search::Found;
 
 /// Where an erasure does not look.
 const ELSEWHERE: [&str; 7] = [
@@ -91,7 +93,7 @@ pub async fn erase(
     // Canaries last: those that begin meanwhile read of the nights what is left.
     let mut outcomes = vec![work(&output, &canaries).run(dry_run, false, progress).await?];
     if !canaries.folders().await?.is_empty() {
-        let is_known = !matches!(outcomes[0], Outcome::Absent(_));
+        let is_known = outcomes[0].erasure().found > 0;
         outcomes.push(work(&canaries, &output).run(dry_run, is_known, progress).await?);
     }
     if let [Outcome::Absent(erasure)] | [Outcome::Absent(erasure), Outcome::Absent(_)] = &outcomes[..] {
@@ -130,7 +132,7 @@ impl Work<'_> {
     /// Erases what is found. If the entities are known to have been in the output, pool sets of which nobody can tell
     /// whose texts they hold go as well, although nothing else is found.
     async fn run(&self, dry_run: bool, is_known: bool, progress: &mut dyn Progress) -> Result<Outcome> {
-        let erasure = match marker::unfinished(&self.output, self.kind, self.ids.digest()).await? {
+        let erasure = match self.begun(dry_run).await? {
             Some(erasure) if dry_run => return Ok(Outcome::Planned(Box::new(erasure))),
             Some(erasure) => erasure,
             None => {
@@ -139,34 +141,34 @@ impl Work<'_> {
                     return Ok(Outcome::Planned(Box::new(erasure)));
                 }
                 let is_doubtful = is_known && !erasure.removed.is_empty();
-                if erasure.found == 0 && !is_doubtful {
+                // Histories of a run, which name nobody, are a place of which no entity is found.
+                if erasure.found == 0 && erasure.places.is_empty() && !is_doubtful {
                     return self.nothing(erasure).await;
                 }
-                self.begin(&erasure).await?;
-                erasure
+                self.begin(erasure).await?
             }
         };
-        self.apply(&erasure, progress).await?;
         self.end(erasure, progress).await
+    }
+
+    /// The erasure that was stopped, if there is one to go on with. One that did not yet say what it changes has
+    /// changed nothing, and is begun anew.
+    async fn begun(&self, dry_run: bool) -> Result<Option<Erasure>> {
+        match marker::unfinished(&self.output, self.kind, self.ids.digest()).await? {
+            Some(begun) if begun.places.is_empty() && begun.removed.is_empty() => {
+                if !dry_run {
+                    marker::withdraw(&self.output, &begun).await?;
+                }
+                Ok(None)
+            }
+            begun => Ok(begun),
+        }
     }
 
     /// Finds what is to be done.
     async fn plan(&self, progress: &mut dyn Progress) -> Result<Erasure> {
         progress.stage("searching");
-        let unfinished = self.settled().await?;
-        let mut found = search::search(&self.output, self.kind, &self.ids).await?;
-        let mut removed = unfinished::holding(&self.output, unfinished, &self.ids, &mut found.ids).await?;
-        let mut places = Vec::new();
-        if !self.output.join(POOLS_FOLDER).folders().await?.is_empty() {
-            let (of_pools, doubtful) = pools::survey(&self.output, &self.texts(&found.places).await?).await?;
-            places.extend(of_pools);
-            removed.extend(doubtful);
-        }
-        places.extend(found.places);
-        let digests = search::digests(&self.output, &places).await?;
-        for (place, digests) in places.iter_mut().zip(digests) {
-            place.objects.iter_mut().zip(digests).for_each(|(object, digest)| object.before = digest);
-        }
+        let (found, removed) = self.find().await?;
         let digest = self.ids.digest();
         let erasure = Erasure {
             version: ERASURE_VERSION,
@@ -178,12 +180,37 @@ impl Work<'_> {
             found: found.ids.len() as u64,
             begun: Timestamp::now(),
             ended: None,
-            places,
+            places: found.places,
             removed,
             elsewhere: ELSEWHERE.map(str::to_owned).to_vec(),
         };
         progress.finish_with(&self.told(&erasure, &found.ids));
         Ok(erasure)
+    }
+
+    /// What there is of the entities, and what is removed whole.
+    async fn find(&self) -> Result<(Found, Vec<Removed>)> {
+        let unfinished = self.settled().await?;
+        let mut found = search::search(&self.output, self.kind, &self.ids).await?;
+        let mut removed = unfinished::holding(&self.output, unfinished, &self.ids, &mut found.ids).await?;
+        removed.extend(self.add_pools(&mut found.places).await?);
+        Ok((found, removed))
+    }
+
+    /// Puts the pool sets that hold texts of these places before them, and tells the digests of all. Returns the sets
+    /// of which nobody can tell.
+    async fn add_pools(&self, places: &mut Vec<ErasedPlace>) -> Result<Vec<Removed>> {
+        let mut doubtful = Vec::new();
+        if !self.output.join(POOLS_FOLDER).folders().await?.is_empty() {
+            let (of_pools, others) = pools::survey(&self.output, &self.texts(places).await?).await?;
+            places.splice(..0, of_pools);
+            doubtful = others;
+        }
+        let digests = search::digests(&self.output, places).await?;
+        for (place, digests) in places.iter_mut().zip(digests) {
+            place.objects.iter_mut().zip(digests).for_each(|(object, digest)| object.before = digest);
+        }
+        Ok(doubtful)
     }
 
     /// What is unfinished here; nothing may be under way, here or beside.
@@ -210,14 +237,22 @@ impl Work<'_> {
         Texts::read(&self.output, (self.kind, &self.ids), places, &model).await
     }
 
-    /// Says that the erasure is under way, and then looks again for a run that began meanwhile.
-    async fn begin(&self, erasure: &Erasure) -> Result<()> {
-        marker::begin(&self.output, erasure).await?;
-        if let Err(error) = self.settled().await {
-            marker::withdraw(&self.output, erasure).await?;
-            return Err(error);
+    /// Says that the erasure is under way, and then looks again: something may have begun meanwhile, or have ended and
+    /// hold the entities. Nobody writes from now on, so what is found is all, and the erasure says that it changes it.
+    async fn begin(&self, planned: Erasure) -> Result<Erasure> {
+        let begun = Erasure { places: Vec::new(), removed: Vec::new(), ..planned };
+        marker::begin(&self.output, &begun).await?;
+        match self.find().await {
+            Ok((Found { ids, places }, removed)) => {
+                let erasure = Erasure { found: ids.len() as u64, places, removed, ..begun };
+                marker::replace(&self.output, &erasure).await?;
+                Ok(erasure)
+            }
+            Err(error) => {
+                marker::withdraw(&self.output, &begun).await?;
+                Err(error)
+            }
         }
-        Ok(())
     }
 
     /// Whether an earlier erasure left nothing.
@@ -265,10 +300,28 @@ impl Work<'_> {
         Ok(())
     }
 
-    /// Looks everywhere again and leaves the receipt.
-    async fn end(&self, mut erasure: Erasure, progress: &mut dyn Progress) -> Result<Outcome> {
+    /// Does what the erasure says, looks everywhere again, and returns what is left all the same.
+    async fn apply_and_check(&self, erasure: &Erasure, progress: &mut dyn Progress) -> Result<Found> {
+        self.apply(erasure, progress).await?;
         progress.stage("checking");
-        let left = search::search(&self.output, self.kind, &self.ids).await?;
+        search::search(&self.output, self.kind, &self.ids).await
+    }
+
+    /// Has the erasure change more. All that it knew of is gone, so what is found now is nothing of that.
+    async fn take_in(&self, erasure: &mut Erasure, mut left: Found) -> Result<()> {
+        erasure.removed.extend(self.add_pools(&mut left.places).await?);
+        erasure.found = erasure.found.max(left.ids.len() as u64);
+        merge(&mut erasure.places, left.places);
+        marker::replace(&self.output, erasure).await
+    }
+
+    /// Does it all and leaves the receipt. If something is left once more, the same command goes on from there.
+    async fn end(&self, mut erasure: Erasure, progress: &mut dyn Progress) -> Result<Outcome> {
+        let mut left = self.apply_and_check(&erasure, progress).await?;
+        if !left.places.is_empty() {
+            self.take_in(&mut erasure, left).await?;
+            left = self.apply_and_check(&erasure, progress).await?;
+        }
         if let Some(place) = left.places.first() {
             bail!(
                 "{}: it holds {} rows of the entities that were not there before; stop what writes to the output and \
@@ -285,5 +338,25 @@ impl Work<'_> {
         let receipt = marker::end(&self.output, &erasure).await?;
         progress.finish_with("nothing is left");
         Ok(Outcome::Erased(Box::new(erasure), receipt))
+    }
+}
+
+/// Adds places to those that an erasure knows of.
+fn merge(known: &mut Vec<ErasedPlace>, found: Vec<ErasedPlace>) {
+    for place in found {
+        match known.iter_mut().find(|known| known.folder == place.folder) {
+            Some(known) => merge_objects(&mut known.objects, place.objects),
+            None => known.push(place),
+        }
+    }
+}
+
+/// A pool is purged where it is as before, so one that is to be purged again has its digest of now.
+fn merge_objects(known: &mut Vec<ErasedObject>, found: Vec<ErasedObject>) {
+    for object in found {
+        match known.iter_mut().find(|known| known.name == object.name) {
+            Some(known) => (known.rows, known.before) = (known.rows + object.rows, object.before),
+            None => known.push(object),
+        }
     }
 }

@@ -5,6 +5,7 @@ use laser_coordinator::finalise::FinaliseError;
 use laser_coordinator::nats::NatsError;
 use laser_coordinator::retention::RetentionError;
 use laser_delta::DeltaError;
+use laser_model::ModelError;
 use laser_store::StoreError;
 use laser_store::data_set::ManifestError;
 use laser_store::location::is_refusal;
@@ -19,6 +20,7 @@ pub fn may_pass(error: &Error) -> bool {
             || matches!(cause.downcast_ref(), Some(FinaliseError::Delta(DeltaError::Conflicts { .. })))
             || matches!(cause.downcast_ref(), Some(RetentionError::Delta(DeltaError::Conflicts { .. })))
             || cause.downcast_ref::<WorkerError>().is_some()
+            || matches!(cause.downcast_ref(), Some(ModelError::HubAway { .. }))
             || matches!(
                 cause.downcast_ref(),
                 Some(NatsError::Connect { .. } | NatsError::Request { .. } | NatsError::Away)

@@ -69,25 +69,25 @@ fn measured(engine: &mut dyn Engine, (batch, tokens): (usize, usize)) -> Result<
     Ok(cost)
 }
 
-/// What loads each of the configured draft models, and its forwards per step.
+/// What loads each of the configured draft models, and how it is configured.
 async fn draft_options(
     config: &Config,
     model: &ModelFiles,
     files: Vec<DraftFiles>,
-) -> Result<Vec<(DraftOptions, usize)>> {
+) -> Result<Vec<(DraftOptions, DraftModelConfig)>> {
     let mut all = Vec::new();
     for (draft, files) in config.draft.model.iter().zip(files) {
-        let DraftModelConfig { dtype, isq, forwards, .. } = draft.clone();
-        let target = EngineOptions { dtype, isq, ..engine_options(config, model) };
+        let draft = draft.clone();
+        let target = EngineOptions { dtype: draft.dtype, isq: draft.isq.clone(), ..engine_options(config, model) };
         let options = files.options(target);
         tested(options.engine.clone()).await.context("[draft.model]")?;
-        all.push((options, forwards));
+        all.push((options, draft));
     }
     Ok(all)
 }
 
 fn load_draft_model(
-    (draft, forwards): &(DraftOptions, usize),
+    (draft, config): &(DraftOptions, DraftModelConfig),
     options: &GenerateOptions,
     tokenizer: &Tokenizer,
 ) -> Result<DraftModel> {
@@ -99,7 +99,11 @@ fn load_draft_model(
         );
         options.budget.as_ref().map(|_| measured(engine, largest(options))).transpose()
     };
-    draft.load(*forwards, measure).context("[draft.model] path")
+    let model = draft.load(config.forwards, measure).context("[draft.model] path")?;
+    Ok(match config.stop_threshold {
+        Some(threshold) => model.with_stop_threshold(threshold),
+        None => model,
+    })
 }
 
 /// A draft model of lists; its forwards are measured up to so many sequences and tokens if they have to pay.

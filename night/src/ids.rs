@@ -116,6 +116,7 @@ async fn read_parent(file: Location, night: Option<(String, Location)>) -> Resul
 
 impl Ids<'_> {
     async fn publish(&self, progress: &mut dyn Progress) -> Result<Derived<IdSet>> {
+        self.destination.begin().await?;
         let (codebook, digest) = self.codebook(progress).await?;
         let Assigned { parts, distortion, churn } = self.assign(&codebook, &digest, progress).await?;
         let source = Source { path: self.source.path.clone(), digest: self.source.digest.clone() };

@@ -252,8 +252,10 @@ impl<'a> Night<'a> {
         self.show_previous(&begun, progress);
         let dir = self.output.resolve(&begun.pools)?;
         let pools = self.pools(&dir, &begun, progress).await;
-        let pools = pools
-            .with_context(|| format!("run {}; to begin it anew, remove {}", store.name(), store.folder().url()))?;
+        let own_pools = || if begun.builds_pools { format!(" and {}", dir.url()) } else { String::new() };
+        let pools = pools.with_context(|| {
+            format!("run {}; to begin it anew, remove {}{}", store.name(), store.folder().url(), own_pools())
+        })?;
         let run = match known {
             Some(run) => run,
             None => {

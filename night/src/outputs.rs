@@ -192,11 +192,16 @@ impl<'a> Night<'a> {
         self.tell_readers(promotion).await
     }
 
-    /// Puts in force what was so before the newest promotion of a history.
-    async fn roll_back(&self, history: &[RunPromotion], now: Timestamp) -> Result<Changed> {
-        let restored = restored(history);
-        let (number, run) = restored.context("a promoted run has a promotion")?;
-        let promotion = self.record(history, run, (now, Some(number))).await?;
+    /// Puts in force what was so before a run, unless a history ends with that.
+    async fn roll_back(&self, history: &[RunPromotion], run: &str, now: Timestamp) -> Result<Changed> {
+        let promotion = match history.last().filter(|_| was_rolled_back(history, run)) {
+            Some(last) => last.number,
+            None => {
+                let restored = restored(history);
+                let (number, before) = restored.context("a promoted run has a promotion")?;
+                self.record(history, before, (now, Some(number))).await?
+            }
+        };
         self.tell_readers(promotion).await
     }
 
@@ -226,6 +231,11 @@ fn restored(history: &[RunPromotion]) -> Option<(u64, Option<String>)> {
     Some((number, run))
 }
 
+/// Whether a history ends with the rollback of a run, which may have been killed before readers were told.
+fn was_rolled_back(history: &[RunPromotion], run: &str) -> bool {
+    matches!(history, [.., of_run, last] if last.restores.is_some() && of_run.run.as_deref() == Some(run))
+}
+
 /// Puts a run in force for its night, in every data set and kind that it has published. All of its parts are read and
 /// checked before.
 ///
@@ -248,7 +258,8 @@ pub async fn promote(output: &Location, run: &str) -> Result<Vec<Changed>> {
     Ok(changed)
 }
 
-/// Takes back the promotion of a run, in every data set and kind: what was in force before it is so again.
+/// Takes back the promotion of a run, in every data set and kind: what was in force before it is so again. Repeated
+/// after a kill, it does what is left to do.
 ///
 /// # Errors
 /// A run that is not promoted, and one to go back to that is not complete any more.
@@ -266,12 +277,14 @@ pub async fn rollback(output: &Location, run: &str) -> Result<Vec<Changed>> {
                 );
             }
             promoted.push((night, history));
+        } else if was_rolled_back(&history, run) {
+            promoted.push((night, history));
         }
     }
     ensure!(!promoted.is_empty(), "{run} is not promoted; `laser outputs list` tells which runs are");
     let mut changed = Vec::new();
     for (night, history) in promoted {
-        changed.push(night.roll_back(&history, Timestamp::now()).await?);
+        changed.push(night.roll_back(&history, run, Timestamp::now()).await?);
     }
     Ok(changed)
 }

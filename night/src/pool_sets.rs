@@ -7,8 +7,8 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_model::ModelFiles;
 use laser_pool_builder::{
-    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, TuneConfig, TuneReport,
-    build_pools, clear_pools, inspect, tune, write_sources,
+    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, PoolsConfig, TuneConfig,
+    TuneReport, build_pools, clear_pools, embedding_fingerprints, inspect, tune, write_sources,
 };
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
@@ -109,7 +109,8 @@ pub async fn build(
     dir: Option<&str>,
     progress: &mut dyn Progress,
 ) -> Result<Built> {
-    ensure_none(&Location::parse(&config.output.path)?).await?;
+    let root = Location::parse(&config.output.path)?;
+    ensure_none(&root).await?;
     let model = open_model(config).await?;
     let before = config.run.date.unwrap_or(Date::MAX);
     let sources = previous_sources(config, before).await?;
@@ -137,7 +138,9 @@ pub async fn build(
     progress.stage("building pools");
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let previous = PreviousReader::open(&sources, DataSet::Profiles, before).await?;
-    write_sources(&dir, &self::sources(&Location::parse(&config.output.path)?, &previous)).await?;
+    write_sources(&dir, &self::sources(&root, &previous)).await?;
+    // Again, before any text is read: an erasure that begins now sees a set under way, or is seen here.
+    ensure_none(&root).await?;
     let texts = previous_texts(previous);
     let tokenizer = PoolTokenizer::of(&model)?;
     let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
@@ -160,7 +163,16 @@ async fn default_version(
         previous::fingerprint(sources, DataSet::Profiles, before).await?,
         &config.pools,
     ));
-    Ok(dated_name(config.night(), &identity))
+    Ok(dated_name(config.night(), &with_embeddings(identity, &config.pools).await?))
+}
+
+/// An identity that also covers the tables of `[pools.*] embeddings`; without any it stays what it is.
+pub(crate) async fn with_embeddings(identity: Digest, pools: &PoolsConfig) -> Result<Digest> {
+    let embeddings = embedding_fingerprints(pools).await.context("[pools]")?;
+    Ok(match embeddings.is_empty() {
+        true => identity,
+        false => Digest::of_json(&(identity, "embeddings", embeddings)),
+    })
 }
 
 /// A pool set of the output.

@@ -27,14 +27,14 @@ mod tune;
 pub use build::{build_pools, clear_pools};
 pub use clusters::{ClusterCandidate, Clustering};
 pub use config::{Attributes, Best, Clusters, Grouping, GroupingConfig, KMeansConfig, PoolsConfig};
-pub use embeddings::join_embeddings;
+pub use embeddings::{embedding_fingerprints, join_embeddings};
 pub use error::PoolsError;
 pub use inspect::{Branch, GroupInspection, Inspection, KindInspection, PoolInspection, inspect};
 pub use open::OpenPools;
 pub use pool_set::{
     EmbeddingCounts, GroupStatistics, KindGroups, POOL_SET_FILE, POOL_SET_VERSION, PoolEntry, PoolSet, TextCounts,
 };
-pub use purge::{TextCounter, find_texts, purge_texts, read_pool_set, read_sources, write_sources};
+pub use purge::{POOL_SOURCES_FILE, TextCounter, find_texts, purge_texts, read_pool_set, read_sources, write_sources};
 pub use registry::{POOLS_FOLDER, PoolPromotion, PoolRegistry, PromotedPools, RegistryError};
 pub use replay::{RELIABILITY_BINS, ReliabilityBin, ReplayReport, ReplayText, replay};
 pub use router::{Group, Router};

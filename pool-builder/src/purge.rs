@@ -19,8 +19,8 @@ use crate::error::PoolsError;
 use crate::open::read_set;
 use crate::pool_set::{POOL_SET_FILE, PoolEntry, PoolSet};
 
-/// The file of a pool set that names what it was built from.
-const SOURCES: &str = "sources.json";
+/// The file of a pool set that names what it is built from. It is there before any text is read for the set.
+pub const POOL_SOURCES_FILE: &str = "sources.json";
 
 /// Writes what the set in a folder is built from: folders below the output, or other places by URL.
 ///
@@ -28,7 +28,7 @@ const SOURCES: &str = "sources.json";
 /// The store's.
 pub async fn write_sources(dir: &Location, sources: &BTreeSet<String>) -> Result<(), PoolsError> {
     let json = serde_json::to_vec_pretty(sources).unwrap_or_default();
-    Ok(dir.join(SOURCES).write(json.into()).await?)
+    Ok(dir.join(POOL_SOURCES_FILE).write(json.into()).await?)
 }
 
 /// What a set was built from; `None` if it does not say.
@@ -36,7 +36,7 @@ pub async fn write_sources(dir: &Location, sources: &BTreeSet<String>) -> Result
 /// # Errors
 /// The store's, and a file that holds something else.
 pub async fn read_sources(dir: &Location) -> Result<Option<BTreeSet<String>>, PoolsError> {
-    let file = dir.join(SOURCES);
+    let file = dir.join(POOL_SOURCES_FILE);
     let Some(json) = file.read_optional().await? else {
         return Ok(None);
     };

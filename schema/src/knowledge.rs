@@ -305,6 +305,9 @@ pub struct PartInfo {
     pub writer: String,
     /// Who wrote it, to tell one's own write from another's after an ambiguous error.
     pub attempt: String,
+    /// Digest of the shard's input, by which a plan knows its own parts; none in parts of earlier builds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub input: Option<Digest>,
     /// Rows; where an entity has [one for each item](ListRows::Item), entities.
     pub rows: u64,
     /// How many of them were carried forward, not generated.
@@ -391,6 +394,7 @@ impl PartInfo {
             kind,
             writer: WRITER.to_owned(),
             attempt: attempt.to_owned(),
+            input: None,
             rows: rows.len() as u64,
             carried: 0,
             newest: rows.iter().map(|row| row.created_timestamp).max(),

@@ -25,6 +25,9 @@ pub const MANIFEST: &str = "_manifest.json";
 /// Says that the data set is complete. Written last.
 pub const SUCCESS: &str = "_SUCCESS";
 
+/// Says that a data set which is made from a published one has been begun. It goes once that is complete.
+pub const BEGUN: &str = "_begun";
+
 /// The rows that have no text, one JSON object a line.
 pub const ERRORS: &str = "_errors.jsonl";
 

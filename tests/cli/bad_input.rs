@@ -6,7 +6,8 @@ use std::path::Path;
 use laser_model::ModelFiles;
 use serde_json::{Map, Value, json};
 
-use crate::{USERS, Workspace, assert_exit, copy_files, fixture, stderr};
+use crate::server::closed_port;
+use crate::{USERS, Workspace, assert_contains, assert_exit, copy_files, fixture, stderr};
 
 /// Runs with a JSONL table in place of the demo.
 fn check_table(rows: &str, settings: &[&str], expected: &str) {
@@ -86,6 +87,24 @@ fn unusable_models_are_refused() {
     });
     check(&workspace, &[&truncated], "model.safetensors");
     check(&workspace, &["model.path=./nowhere"], "nowhere");
+}
+
+#[test]
+fn a_hub_that_is_away_is_no_bad_input() {
+    let mut workspace = Workspace::new();
+    workspace.environment = vec![
+        ("HF_ENDPOINT", format!("http://127.0.0.1:{}", closed_port())),
+        ("HF_HOME", workspace.path("hub").display().to_string()),
+        ("HF_HUB_OFFLINE", String::new()),
+    ];
+    let mut command = workspace.command("run", &["model.path=org/tiny"]);
+    // The hub client asks a proxy for local addresses too.
+    for name in ["ALL_PROXY", "HTTPS_PROXY", "HTTP_PROXY"] {
+        command.env_remove(name).env_remove(name.to_lowercase());
+    }
+    let output = command.output().unwrap();
+    assert_exit(&output, 75);
+    assert_contains(&stderr(&output), &["[model] path", "org/tiny", "again later"]);
 }
 
 /// Leaves a copy of the fixture with its first tokens alone, in its configuration and in its weights.

@@ -5,12 +5,14 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
+use laser_store::run_store::CANCELLED;
 use serde_json::Value;
 
 use crate::faults::start_and_kill;
+use crate::guards::with;
 use crate::{
-    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, read_json,
-    set, stderr, stdout,
+    USERS, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, only,
+    read_json, set, stderr, stdout,
 };
 
 /// A cron user's configuration: users, and what this output held last night.
@@ -92,6 +94,11 @@ impl Nights {
     }
 }
 
+/// The date of yesterday's night, for nights of today, which have no `[run] date`.
+pub(crate) fn yesterday() -> String {
+    jiff::Timestamp::now().to_zoned(jiff::tz::TimeZone::UTC).date().yesterday().unwrap().to_string()
+}
+
 #[test]
 fn one_command_makes_a_first_night_and_every_night_after_it() {
     let nights = Nights::new();
@@ -152,6 +159,51 @@ fn a_night_that_is_resumed_keeps_the_past_it_was_begun_with() {
     assert_exit(&nights.workspace.verify(), 0);
 }
 
+/// It begins with another night before it.
+#[test]
+fn a_run_that_is_begun_anew_does_not_take_parts_of_its_earlier_plan() {
+    let nights = Nights::new();
+    nights.night(1, &[]);
+    nights.write_users("Alien");
+    nights.kill_night(3, &[]);
+    nights.night(2, &[]);
+    fs::remove_dir_all(nights.run_of(3)).unwrap();
+    let refused = nights.command("run", 3, &[]).output().unwrap();
+    assert_refused(&refused, &["dt=2026-01-03/run=", "an earlier plan of this run", "[run] seed"]);
+    fs::remove_dir_all(only(&nights.workspace.path("out/profiles/kind=user/dt=2026-01-03"))).unwrap();
+    assert_prints(&nights.night(3, &[]), &["12 unchanged"]);
+    assert_exit(&nights.workspace.verify(), 0);
+}
+
+#[test]
+fn tonight_takes_up_a_killed_run_of_yesterday_and_no_cancelled_one() {
+    let (nights, date) = (Nights::new(), yesterday());
+    start_and_kill(nights.workspace.command("run", &[&format!("run.date={date}")]), 1);
+    let marker = only(&nights.workspace.path("out/runs")).join(CANCELLED);
+    let is_published = || nights.workspace.published(&date)[0].join("_SUCCESS").exists();
+    // As `laser cancel` does.
+    fs::write(&marker, "").unwrap();
+    assert_prints(&nights.workspace.run(&[]), &["12 generated"]);
+    assert!(nights.names("runs").len() == 2 && !is_published());
+    fs::remove_file(marker).unwrap();
+    assert_exit(&nights.workspace.run(&[]), 0);
+    assert!(nights.names("runs").len() == 2 && is_published());
+}
+
+#[test]
+fn tonight_is_made_though_yesterday_is_withheld_which_can_still_be_let_through() {
+    let (nights, date) = (Nights::new(), yesterday());
+    let setting = format!("run.date={date}");
+    let refused = ["_SUCCESS is withheld"];
+    assert_refused(&nights.workspace.run(&[with("guards.action=fail").as_slice(), &[&*setting]].concat()), &refused);
+    assert_refused(&nights.workspace.run(&with("guards.action=fail")), &refused);
+    assert_eq!(nights.names("runs").len(), 2);
+    let is_published = || nights.workspace.published(&date)[0].join("_SUCCESS").exists();
+    assert!(!is_published());
+    assert_exit(&nights.workspace.run(&with("guards.action=warn")), 0);
+    assert!(nights.names("runs").len() == 2 && is_published());
+}
+
 #[test]
 fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() {
     let nights = Nights::new();
@@ -188,6 +240,30 @@ fn pool_sets_are_promoted_and_rolled_back_between_nights_and_never_within_one() 
         assert_prints(&nights.laser(&["pools", "inspect", set], &[]), &["bytes a token"]);
     }
     assert_refused(&nights.laser(&["pools", "inspect", "c"], &[]), &["no finished pool set \"c\""]);
+}
+
+#[test]
+fn other_embeddings_of_the_pools_make_another_run_and_pool_set() {
+    let table = "[pools.user.embeddings]\ntable = \"DIR/vectors.jsonl\"\n";
+    let nights = Nights { workspace: Workspace::with(&[table, USERS, "[[previous]]\npath = \"latest\"\n"]) };
+    nights.write_users("Heat");
+    let write = |scale: usize| {
+        let row = |id: usize| serde_json::json!({"id": id, "embedding": [id % 2, 1 + scale * id]}).to_string() + "\n";
+        fs::write(nights.workspace.path("vectors.jsonl"), (0..12).map(row).collect::<String>()).unwrap();
+    };
+    let runs = |scale: usize| {
+        write(scale);
+        nights.night(1, &[]);
+        nights.names("runs").len()
+    };
+    assert_eq!([1, 2, 1].map(runs), [1, 2, 2]);
+    let sets = |scale: usize| {
+        write(scale);
+        assert_exit(&nights.laser(&["pools", "build"], &[]), 0);
+        nights.names("pools").len()
+    };
+    // Beside those of the two runs.
+    assert_eq!([1, 2, 1].map(sets), [3, 4, 4]);
 }
 
 #[test]

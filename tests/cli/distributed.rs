@@ -9,12 +9,14 @@ use std::process::{Child, Command, Output, Stdio};
 
 use tempfile::TempDir;
 
+use crate::cycle::yesterday;
 use crate::faults::{FAULTY, faulty_device, signal, texts, without_run};
 use crate::proxy::{Fault, Proxy};
 use crate::s3::S3;
 use crate::server::{Server, installed};
 use crate::{
-    TONIGHT, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, laser, only, stderr,
+    TONIGHT, Workspace, assert_contains, assert_exit, assert_prints, assert_refused, entries, flip_bit, laser, only,
+    stderr,
 };
 
 /// A NATS server of its own.
@@ -358,6 +360,20 @@ fn a_shard_that_always_fails_is_a_dead_letter_and_can_be_replayed() {
     cluster.finish(cluster.start("coordinator", &[]), cluster.worker());
 }
 
+/// The price is part of the plan and not of the run's name.
+#[test]
+fn a_run_that_is_begun_anew_is_kept_from_neither_jobs_nor_dead_letters_of_its_earlier_plan() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    let coordinator = cluster.coordinator(&["price.gpu_hour=1"]);
+    entries(&cluster.run_folder().join("shards")).iter().for_each(|input| flip_bit(input));
+    let worker = cluster.start("worker", &["queue.attempts=1"]);
+    worker.wait_for("attempt failed", 1);
+    coordinator.kill();
+    worker.terminate();
+    fs::remove_dir_all(cluster.run_folder()).unwrap();
+    cluster.finish(cluster.coordinator(&[]), cluster.worker());
+}
+
 #[test]
 fn at_the_deadline_what_is_there_is_published_and_late_workers_change_nothing() {
     let cluster = Cluster::new("LASER_NATS_NEW");
@@ -419,6 +435,23 @@ fn a_cancelled_run_stops_and_resumes() {
     worker.terminate();
     cluster.assert_whole();
     assert_refused(&cluster.laser(&["cancel"], &["2026-01-01-00000000"]), &["no run"]);
+}
+
+/// A day later there is another night; the run's name tells its own.
+#[test]
+fn a_cancelled_run_of_yesterday_resumes_by_its_name() {
+    let cluster = Cluster::new("LASER_NATS_NEW");
+    cluster.coordinator(&[&format!("run.date={}", yesterday())]).kill();
+    let run = cluster.run_id();
+    assert_exit(&cluster.laser(&["cancel"], &[&run]), 0);
+    let config = cluster.tonight.path("laser.toml");
+    let dated = fs::read_to_string(&config).unwrap();
+    fs::write(&config, dated.replace("date = \"2026-01-02\"\n", "")).unwrap();
+    let worker = cluster.worker();
+    assert_exit(&cluster.laser(&["resume"], &[&run]), 0);
+    worker.terminate();
+    assert_eq!(cluster.run_id(), run);
+    assert_exit(&cluster.tonight.verify(), 0);
 }
 
 #[test]

@@ -71,11 +71,13 @@ fn audits_name_the_draft_model_and_workers_have_it_too() {
 
 #[test]
 fn draft_models_that_cannot_draft_are_refused() {
-    let night = Workspace::new();
+    let mut night = Workspace::new();
+    night.environment = vec![("HF_HUB_OFFLINE", "1".into())];
     let [path, _] = drafted();
     let none = "draft.model.path=nowhere/at-all";
     assert_refused(&night.run(&[none]), &["[draft.model] path", "nowhere/at-all"]);
     assert_refused(&night.run(&[&path, "draft.model.forwards=0"]), &["[draft.model] forwards = 0", "1 to 20"]);
+    assert_refused(&night.run(&[&path, "draft.model.stop_threshold=1.5"]), &["stop_threshold = 1.5", "up to 1"]);
     assert_refused(&night.run(&[&path, "model.engine=mistralrs"]), &["[draft.model]", "mistralrs", "remove"]);
     assert_refused(&night.run(&[&path, "draft.method=lookahead"]), &["[draft.model]", "lookahead", "remove"]);
     let measured = night.run(&[&path, "draft.model.medusa_tree=measured"]);

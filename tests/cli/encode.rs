@@ -16,6 +16,7 @@ use laser_schema::manifest::Manifest;
 use laser_store::table;
 use parquet::arrow::arrow_reader::ParquetRecordBatchReaderBuilder;
 use serde::Deserialize;
+use serde_json::Value;
 
 use crate::distributed::Cluster;
 use crate::{
@@ -27,7 +28,7 @@ use crate::{
 type Embeddings = BTreeMap<(String, String), Vec<f32>>;
 
 /// A tiny encoder in a workspace, as a setting.
-fn encoder(workspace: &Workspace) -> String {
+pub(crate) fn encoder(workspace: &Workspace) -> String {
     let directory = workspace.path("encoder");
     tiny_bert::write(&directory, 7);
     format!("encoder.path={}", directory.display())
@@ -186,6 +187,38 @@ fn an_interrupted_pass_goes_on_where_it_was_and_ends_the_same() {
     flip_bit(&folder.join("part-00000.parquet"));
     assert_refused(&run(), &["part-00000.parquet and run again"]);
     assert_exit(&workspace.verify(), 65);
+}
+
+#[test]
+fn of_two_encoders_of_the_same_texts_the_one_that_readers_do_not_get_is_told() {
+    let workspace = Workspace::new();
+    let (setting, texts) = (encoder(&workspace), workspace.path("texts.jsonl"));
+    fs::write(&texts, "{\"id\": 1, \"text\": \"a\"}\n").unwrap();
+    let texts = texts.display().to_string();
+    let run = |pooling: &str| {
+        let settings = [setting.as_str(), pooling, "encoder.layout=list", "output.table=delta"];
+        let output = encode(&workspace, &settings, &[&texts, "--kind", "user"]);
+        assert_exit(&output, 0);
+        stderr(&output)
+    };
+    let poolings = ["encoder.pooling=mean", "encoder.pooling=cls"];
+    for pooling in poolings {
+        run(pooling);
+    }
+    let folder = workspace.path("out/embeddings/kind=user");
+    let in_force: Value = read_json(&folder.join("_in_force.json"));
+    let in_force = in_force[0]["run"].as_str().unwrap();
+    // The newest commit of the table is of the same run.
+    let is_commit = |file: &PathBuf| file.extension().is_some_and(|extension| extension == "json");
+    let commit = fs::read_to_string(entries(&folder.join("_delta_log")).into_iter().rfind(is_commit).unwrap()).unwrap();
+    let actions = commit.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let added: Vec<String> = actions.filter_map(|action| Some(action["add"]["path"].as_str()?.to_owned())).collect();
+    assert!(!added.is_empty() && added.iter().all(|path| path.contains(in_force)), "{added:?}, expected {in_force}");
+    let told = poolings.map(run);
+    let told: Vec<&String> = told.iter().filter(|told| told.contains("laser outputs promote")).collect();
+    assert_eq!(told.len(), 1);
+    assert_contains(told[0], &[&format!("readers get {in_force} and not ")]);
+    assert_exit(&workspace.verify(), 0);
 }
 
 #[test]

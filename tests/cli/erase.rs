@@ -31,13 +31,13 @@ const RUN: &str = "[run]\nshard_rows = 3\naudit_share = 1.0\n[[previous]]\npath 
 const TABLE: &str = "output.table=delta";
 
 /// Those who are erased: one with texts, and one whose prompt is too long for one.
-const ERASED: [&str; 2] = ["person-007", "person-011"];
+pub(crate) const ERASED: [&str; 2] = ["person-007", "person-011"];
 
 /// Nights of twelve persons.
-struct Persons(Workspace);
+pub(crate) struct Persons(pub(crate) Workspace);
 
 impl Persons {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let mut persons = Self(Workspace::with(&[USERS, RUN]));
         let template = fs::read_to_string("coordinator/templates/plain/films/user.j2").unwrap();
         let facts = "{% if attributes %}{% include \"facts\" %}{% endif %}";
@@ -51,7 +51,7 @@ impl Persons {
     }
 
     /// Those who have last seen a film. The last one's prompt is too long.
-    fn write(&self, film: &str) {
+    pub(crate) fn write(&self, film: &str) {
         let person = |id: usize| {
             let titles = (0..6).map(|n| format!("Film {}", (id + n) % 5)).chain([film.to_owned()]);
             // Nobody else's text is that of a fan of horror.
@@ -72,7 +72,7 @@ impl Persons {
         fs::write(self.0.path("users.jsonl"), rows).unwrap();
     }
 
-    fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
+    pub(crate) fn command(&self, subcommand: &str, day: u32, settings: &[&str]) -> Command {
         let mut command = self.0.command(subcommand, settings);
         command.args(["--set", &format!("run.date=2026-01-{day:02}")]);
         command
@@ -88,36 +88,41 @@ impl Persons {
     }
 
     #[track_caller]
-    fn night(&self, day: u32, settings: &[&str]) -> Output {
+    pub(crate) fn night(&self, day: u32, settings: &[&str]) -> Output {
         let output = self.command("run", day, settings).output().unwrap();
         assert_exit(&output, 0);
         output
     }
 
     /// `laser erase` of the persons in a file.
-    fn erasing(&self, file: &str, args: &[&str]) -> Command {
+    pub(crate) fn erasing(&self, file: &str, args: &[&str]) -> Command {
         let mut command = self.0.command("erase", &["run.date=2026-01-09"]);
         command.args(["--kind", "user", "--ids"]).arg(self.0.path(file)).args(args);
         command
     }
 
-    fn erase(&self, args: &[&str]) -> Output {
+    pub(crate) fn erase(&self, args: &[&str]) -> Output {
         self.erasing("ids.txt", args).output().unwrap()
     }
 
     fn pools(&self, args: &[&str]) -> Output {
+        self.pools_command(args).output().unwrap()
+    }
+
+    pub(crate) fn pools_command(&self, args: &[&str]) -> Command {
         let (subcommand, rest) = args.split_at(1);
         let mut command = laser();
         command.arg("pools").args(subcommand).arg(self.0.path("laser.toml")).args(rest);
-        command.envs(self.0.environment.clone()).output().unwrap()
+        command.envs(self.0.environment.clone());
+        command
     }
 
-    fn out(&self) -> PathBuf {
+    pub(crate) fn out(&self) -> PathBuf {
         self.0.path("out")
     }
 
     /// The texts of the erased ones and of all others, by night and person.
-    fn texts(&self) -> [BTreeMap<(String, String), String>; 2] {
+    pub(crate) fn texts(&self) -> [BTreeMap<(String, String), String>; 2] {
         let (erased, others) = texts(&self.out()).into_iter().partition(|((_, id), _)| ERASED.contains(&id.as_str()));
         [erased, others]
     }
@@ -208,7 +213,7 @@ fn unescaped(value: &Value) -> String {
 
 /// That no file of an output says any of the words.
 #[track_caller]
-fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a str>) {
+pub(crate) fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a str>) {
     let contents: Vec<(PathBuf, String)> =
         files_below(out).into_iter().map(|path| (path.clone(), content(&path))).collect();
     for word in words {
@@ -219,12 +224,12 @@ fn assert_absent<'a>(out: &Path, words: impl IntoIterator<Item = &'a str>) {
 }
 
 /// Texts that nobody else has.
-fn only_theirs([erased, others]: &[BTreeMap<(String, String), String>; 2]) -> Vec<&str> {
+pub(crate) fn only_theirs([erased, others]: &[BTreeMap<(String, String), String>; 2]) -> Vec<&str> {
     let theirs = erased.values().filter(|text| !others.values().any(|other| other.contains(text.as_str())));
     theirs.map(String::as_str).collect()
 }
 
-fn receipt(out: &Path) -> Erasure {
+pub(crate) fn receipt(out: &Path) -> Erasure {
     read_json(&only(&out.join("erasures")))
 }
 
@@ -400,7 +405,7 @@ fn an_erasure_killed_at_any_of_its_writes_ends_as_one_that_was_not() {
     assert_prints(&persons.night(3, &["run.pools=promoted"]), &["10 unchanged"]);
 }
 
-fn copy_tree(from: &Path, to: &Path) {
+pub(crate) fn copy_tree(from: &Path, to: &Path) {
     for file in files_below(from) {
         let copy = to.join(file.strip_prefix(from).unwrap());
         fs::create_dir_all(copy.parent().unwrap()).unwrap();
@@ -427,6 +432,27 @@ fn lists_leave_in_either_shape() {
         // It names nobody, so nobody's part of it is known.
         assert!(!histories.exists());
     }
+}
+
+/// They name nobody, and the user is beyond the run's limit.
+#[test]
+fn histories_leave_although_their_run_made_no_list_for_the_user() {
+    let night = crate::lists::workspace();
+    assert_exit(&night.run(&["run.limit=20", "lists.draft=retrieval"]), 0);
+    let histories = only(&night.path("out/runs")).join("histories.pool");
+    fs::write(night.path("ids.txt"), "u59\n").unwrap();
+    let erase = |kind: &str, args: &[&str]| {
+        let mut command = night.command("erase", &[]);
+        command.args(["--kind", kind, "--ids"]).arg(night.path("ids.txt")).args(args).output().unwrap()
+    };
+    assert_refused(&erase("item", &[]), &["nothing is there of any of the 1 items"]);
+    assert_prints(&erase("user", &["--dry-run"]), &["0 of 1 users found", "histories.pool would be removed"]);
+    assert!(histories.exists());
+    let lists = snapshot(&night.path("out/recommendations"));
+    assert_prints(&erase("user", &[]), &["histories.pool removed: it names nobody", "nothing is left of them here"]);
+    assert!(!histories.exists());
+    assert!(snapshot(&night.path("out/recommendations")) == lists);
+    assert_prints(&erase("user", &[]), &["nothing is left of these 1 users"]);
 }
 
 #[test]

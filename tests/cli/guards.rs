@@ -23,7 +23,7 @@ use crate::{Workspace, assert_contains, assert_exit, assert_prints, assert_refus
 const RELAXED: [&str; 4] =
     ["verification.policy=relaxed", "run.audit_share=1.0", "guards.min_texts=1", "guards.min_log_probability=-0.0001"];
 
-fn with(action: &'static str) -> Vec<&'static str> {
+pub(crate) fn with(action: &'static str) -> Vec<&'static str> {
     [RELAXED.as_slice(), &[action]].concat()
 }
 

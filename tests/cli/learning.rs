@@ -73,7 +73,10 @@ impl Data {
     }
 
     fn laser(&self, command: &[&str], settings: &[&str]) -> Output {
-        laser().current_dir(self.dir.path()).args(command).args(set(settings)).output().unwrap()
+        let mut laser = laser();
+        // Models that are not there look like hub ids, and no hub is to be asked.
+        laser.env("HF_HUB_OFFLINE", "1");
+        laser.current_dir(self.dir.path()).args(command).args(set(settings)).output().unwrap()
     }
 
     fn json(&self, command: &str, settings: &[&str]) -> Value {

@@ -15,6 +15,7 @@ mod doctor;
 mod draft_model;
 mod encode;
 mod erase;
+mod erase_meanwhile;
 mod estimate;
 mod eval_lists;
 mod faults;

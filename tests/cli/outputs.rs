@@ -129,6 +129,22 @@ fn verify_finds_a_list_of_runs_in_force_that_is_stale() {
 }
 
 #[test]
+fn a_rollback_that_is_killed_before_readers_are_told_is_repeated() {
+    let (nights, first, later) = two_runs(&[]);
+    let outputs = |command: &str, run: &str| nights.laser(&["outputs", command, run], &[]);
+    assert_exit(&outputs("promote", &first), 0);
+    let list = nights.workspace.path("out/profiles/kind=user/_in_force.json");
+    let stale = fs::read(&list).unwrap();
+    assert_exit(&outputs("rollback", &first), 0);
+    fs::write(&list, stale).unwrap();
+    assert_exit(&nights.workspace.verify(), 65);
+    // The same promotion, and readers get what it restores.
+    assert_prints(&outputs("rollback", &first), &[&format!("{later} is in force (promotion 2)")]);
+    assert_eq!(told(&nights, 2), later);
+    assert_exit(&nights.workspace.verify(), 0);
+}
+
+#[test]
 fn the_table_follows_promotions_and_rollbacks() {
     let (nights, first, later) = two_runs(&["output.table=delta"]);
     let log = nights.workspace.path("out/profiles/kind=user/_delta_log");

@@ -1,14 +1,14 @@
 //! What a training needs to be taken up again: weights, the optimiser's moments, and how far it is.
 
 use std::collections::HashMap;
-use std::fs;
+use std::fs::{self, File};
 use std::path::Path;
 
 use anyhow::{Context as _, Result, anyhow, ensure};
 use candle_core::{DType, Device, Tensor};
 use safetensors::tensor::{Dtype, SafeTensors, TensorView};
 use serde::{Deserialize, Serialize};
-use tempfile::NamedTempFile;
+use tempfile::Builder;
 
 use crate::epoch::Epoch;
 
@@ -112,15 +112,46 @@ pub(crate) fn write_tensors(
     write_whole(file, &safetensors::serialize(views, metadata)?)
 }
 
-/// Writes a file that is whole or as it was before.
+/// Writes a file that is whole or as it was before. Who may read it is as the system has it for new files: workers may
+/// have accounts of their own, and temporary files are private.
 pub(crate) fn write_whole(file: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> Result<()> {
         let folder = file.parent().context("not a file")?;
-        let temporary = NamedTempFile::new_in(folder)?;
+        let create = |path: &Path| File::options().write(true).create_new(true).open(path);
+        let temporary = Builder::new().make_in(folder, create)?;
         fs::write(temporary.path(), bytes)?;
         temporary.as_file().sync_all()?;
         temporary.persist(file)?;
         Ok(())
     };
     write().with_context(|| format!("{}: cannot be written", file.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_replaced_as_a_whole_and_nothing_is_left_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("written");
+        for content in ["first", "second, longer", "third"] {
+            write_whole(&file, content.as_bytes()).unwrap();
+            assert_eq!(fs::read_to_string(&file).unwrap(), content);
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn whoever_may_read_other_new_files_may_read_what_is_written() {
+        use std::os::unix::fs::PermissionsExt as _;
+
+        let folder = tempfile::tempdir().unwrap();
+        let [written, other] = ["written", "other"].map(|name| folder.path().join(name));
+        write_whole(&written, b"weights").unwrap();
+        fs::write(&other, b"weights").unwrap();
+        let [written, other] = [written, other].map(|file| fs::metadata(file).unwrap().permissions().mode());
+        assert_eq!(written & 0o777, other & 0o777);
+    }
 }

@@ -137,6 +137,7 @@ pub(crate) fn encode(
         figures,
         embedding: embedding.map(|(spec, encoded)| EmbeddingInfo::new(spec, encoded.truncated)),
         parsed: plan.spec.parsed(),
+        input: Some(job.input_digest.clone()),
         ..PartInfo::new(&plan.run, job.shard, job.kind, attempt, &rows)
     };
     let info = info.with_content(plan.content());

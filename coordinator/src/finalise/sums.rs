@@ -86,6 +86,10 @@ impl Sums {
 
     fn add(&mut self, plan: &Plan, job: &ShardJob, part: CheckedPart) -> Result<(), FinaliseError> {
         let info = part.info;
+        // Parts of earlier builds do not tell.
+        if info.input.as_ref().is_some_and(|input| *input != job.input_digest) {
+            return Err(FinaliseError::Plan { part: job.output.clone() });
+        }
         let found = info.rows + info.errors.len() as u64;
         if found != job.rows {
             return Err(FinaliseError::Rows { part: job.output.clone(), expected: job.rows, found });

@@ -24,6 +24,7 @@ use laser_store::{LocationError, TablesReader};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep};
 
+use super::earlier::write_plan;
 use super::ranges::{Batches, Range, Ranges};
 use super::{PlanError, PlanRequest};
 use crate::nats::{NatsClient, NatsError, Planner};
@@ -58,7 +59,7 @@ pub(super) async fn plan(
     let joined = super::joined(entities, request).await?;
     let plan = super::made(Some(store), &joined, request, (planner, None), progress).await?.0;
     ensure_unchanged(&tables, &content).await?;
-    let plan = store.write_plan(plan).await?;
+    let plan = write_plan(store, plan).await?;
     remove_prompts(store).await;
     Ok(plan)
 }

@@ -4,13 +4,13 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use laser_coordinator::finalise::{FinaliseError, Published, Terms, publish};
-use laser_schema::Kind;
 use laser_schema::job::{Action, Plan, ShardJob};
 use laser_schema::manifest::{ERRORS, MANIFEST, SUCCESS};
+use laser_schema::{Digest, Kind};
 use laser_store::Location;
 use laser_store::data_set::verify;
 use laser_store::part::decode_part;
-use laser_store::run_store::Committed;
+use laser_store::run_store::{Committed, PLAN};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use serde_json::json;
@@ -105,6 +105,30 @@ async fn a_night_with_a_missing_part_is_not_published() {
     let there: BTreeSet<u32> = planned(&output, &plan).committed().await.unwrap().into_iter().collect();
     assert_eq!(there.len(), plan.shards.len() - 1);
     assert!(!there.contains(&first_part(&plan).shard));
+}
+
+#[tokio::test]
+async fn a_run_that_is_begun_anew_keeps_its_own_parts_and_refuses_those_of_another_plan() {
+    let (mut night, output, plan) = finished().await;
+    let store = planned(&output, &plan).store;
+    let file = store.folder().join(PLAN);
+    file.remove().await.unwrap();
+    assert_eq!(night.plan(&output).await, plan);
+    file.remove().await.unwrap();
+    night.template = "another {{ id }}".into();
+    let error = night.try_plan(Some(&output)).await.unwrap_err().to_string();
+    assert!(error.contains(&plan.partition(Kind::User)) && error.contains("an earlier plan of this run"), "{error}");
+    assert_eq!(store.plan().await.unwrap(), None);
+}
+
+/// A worker that was at a shard when the run was begun anew.
+#[tokio::test]
+async fn a_part_of_another_plan_keeps_a_night_from_being_published() {
+    let (_night, output, mut plan) = finished().await;
+    let job = first_part(&plan).clone();
+    plan.shards[job.shard as usize].input_digest = Digest::of(b"another");
+    let error = publish_users(&output, &plan, 0.0).await.unwrap_err().to_string();
+    assert!(error.contains(&job.output) && error.contains("another plan of this run"), "{error}");
 }
 
 /// Rows, page headers, statistics, indexes, filters, footer and digest alike.

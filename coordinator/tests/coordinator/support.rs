@@ -345,7 +345,7 @@ pub(crate) fn encode(
         figures.entry(row.pool.clone()).or_default().add_record(row);
     }
     let new = PartInfo::new(&plan.run, job.shard, job.kind, "a", rows).with_content(plan.content());
-    let info = PartInfo { carried, errors, figures, ..new };
+    let info = PartInfo { carried, errors, figures, input: Some(job.input_digest.clone()), ..new };
     encode_part(&job.output, plan.ids[&job.kind], rows, None, &info).unwrap()
 }
 

@@ -200,6 +200,7 @@ impl ListsConfig {
             ("[output] runners_up", config.output.runners_up > 0),
             ("[draft] alignment", config.draft.alignment > 0),
             ("[draft.model] acceptance_head", config.draft.model.iter().any(|model| model.acceptance_head.is_some())),
+            ("[draft.model] stop_threshold", config.draft.model.iter().any(|model| model.stop_threshold.is_some())),
             ("a second [[draft.model]]", config.draft.model.len() > 1),
         ];
         for (key, is_set) in refused {

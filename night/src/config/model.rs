@@ -339,6 +339,9 @@ pub struct DraftModelConfig {
     /// What the trees of Medusa's heads follow.
     #[serde(default)]
     pub medusa_tree: MedusaTree,
+    /// The probability that the target rejects a token of a path beyond which nothing more is drafted of it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stop_threshold: Option<f32>,
 }
 
 /// What the trees of Medusa's heads follow.

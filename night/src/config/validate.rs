@@ -157,6 +157,11 @@ impl Config {
                 "[draft.model] forwards = {}: expected 1 to {DRAFT_FORWARDS_MAX}",
                 draft.forwards
             );
+            let threshold = draft.stop_threshold.unwrap_or(1.0);
+            ensure!(
+                threshold > 0.0 && threshold <= 1.0,
+                "[draft.model] stop_threshold = {threshold}: expected a probability above 0 and up to 1, such as 0.7"
+            );
         }
         ensure!(
             self.draft.model.is_empty() || self.model.engine == EngineKind::Tree,

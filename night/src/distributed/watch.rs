@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 use laser_coordinator::gate::Gate;
-use laser_coordinator::nats::{NatsClient, RunRef};
+use laser_coordinator::nats::{DeadLetter, NatsClient, RunRef};
 use laser_schema::Progress;
 use laser_schema::job::ShardJob;
 use laser_store::run_store::{Committed, PlannedRun};
@@ -74,6 +74,12 @@ pub(super) async fn watch(
     night.conclude(run, dead, deadline.has_passed(), Some(seconds)).await
 }
 
+/// Whether a dead letter is of a run's plan. Those of an earlier plan, whose folder was removed, say nothing of it.
+fn is_of(letter: &DeadLetter, run: &RunRef) -> bool {
+    let plan = letter.message.get("plan_digest").and_then(|digest| digest.as_str());
+    plan.is_none_or(|plan| plan == run.plan_digest.as_str())
+}
+
 /// What a poll found.
 struct State {
     /// Shards that are neither committed nor given up.
@@ -131,6 +137,7 @@ impl<'a> Watch<'a> {
         let is_committed = |shard: &u32| committed.binary_search(shard).is_ok();
         let dead: Vec<(u32, String)> = letters
             .into_iter()
+            .filter(|letter| is_of(letter, &self.reference))
             .map(|letter| (letter.shard, letter.reason))
             .filter(|(shard, _)| !is_committed(shard))
             .collect();

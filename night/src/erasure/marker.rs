@@ -1,7 +1,7 @@
 //! The object that says that an erasure is under way, and the receipt that takes its place.
 //!
 //! ```text
-//! OUTPUT/erasures/NAME.begun.json   the erasure, created before anything is changed
+//! OUTPUT/erasures/NAME.begun.json   the erasure, created before anything is changed; then it says what is going to be
 //!                 NAME.json         its receipt, created when nothing is left; the other object is removed then
 //! ```
 
@@ -94,6 +94,12 @@ pub(super) async fn begin(output: &Location, erasure: &Erasure) -> Result<()> {
     let created = file.create(encode(erasure).into()).await?;
     ensure!(created == Created::Won, "{}: another process has just begun this erasure", file.url());
     Ok(())
+}
+
+/// Says what the erasure that is under way changes.
+pub(super) async fn replace(output: &Location, erasure: &Erasure) -> Result<()> {
+    let file = output.join(FOLDER).join(&format!("{}{BEGUN}", erasure.name));
+    Ok(file.write(encode(erasure).into()).await?)
 }
 
 /// Takes back that the erasure is under way, of which nothing was changed.

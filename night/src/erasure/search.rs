@@ -14,7 +14,7 @@ use laser_store::Location;
 use laser_store::data_set::{self, parts_in_flight};
 use laser_store::erase::{FoundRows, find_rows};
 use laser_store::id_list::IdList;
-use laser_store::run_store::{PLAN, PlannedRun, RunStore, run_folder};
+use laser_store::run_store::{CODES, PLAN, PlannedRun, RunStore, run_folder};
 
 /// What was found.
 #[derive(Debug, Default)]
@@ -49,7 +49,7 @@ pub(super) async fn search(output: &Location, kind: Kind, ids: &IdList) -> Resul
 }
 
 impl Found {
-    /// The inputs and the audits of a published run.
+    /// The inputs and the audits of a published run, and the histories that its drafts looked up.
     async fn search_run(&mut self, run: &PlannedRun, kind: Kind, ids: &IdList) -> Result<()> {
         let folder = run.store.folder();
         let names: HashSet<String> = folder.names_after(None).await?.into_iter().collect();
@@ -72,6 +72,12 @@ impl Found {
         }
         if !objects.is_empty() {
             objects.push(object(PLAN, 0));
+        }
+        // They name nobody, and are also of users whom the run made nothing for: those beyond its limit or its canary.
+        if names.contains(CODES) && (kind == Kind::User || !objects.is_empty()) {
+            objects.push(object(CODES, 0));
+        }
+        if !objects.is_empty() {
             self.places.push(ErasedPlace { folder: run_folder(run.name()), objects });
         }
         Ok(())

@@ -6,7 +6,7 @@ use anyhow::{Result, bail};
 use futures::{StreamExt, TryStreamExt};
 use jiff::{SignedDuration, Timestamp};
 use laser_coordinator::retention::UNDER_WAY_HOURS;
-use laser_pool_builder::{POOL_SET_FILE, POOLS_FOLDER};
+use laser_pool_builder::{POOL_SET_FILE, POOL_SOURCES_FILE, POOLS_FOLDER};
 use laser_schema::Kind;
 use laser_schema::erasure::Removed;
 use laser_schema::layout::DataSet;
@@ -108,7 +108,9 @@ async fn find(output: &Location) -> Result<Unfinished> {
         let folder = format!("{POOLS_FOLDER}/{set}");
         let names = output.join(&folder).names_after(None).await?;
         let is_finished = names.iter().any(|name| name == POOL_SET_FILE);
-        if !is_finished && names.iter().any(|name| name.ends_with(".pool")) {
+        // A set that is being built names its sources before its texts are read, and may have no pool for long.
+        let is_begun = names.iter().any(|name| name == POOL_SOURCES_FILE || name.ends_with(".pool"));
+        if is_begun && !is_finished {
             unfinished.entry(set).or_default().push(folder);
         }
     }

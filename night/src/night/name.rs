@@ -3,8 +3,9 @@
 use anyhow::{Context, Result, ensure};
 use jiff::ToSpan;
 use jiff::civil::Date;
+use laser_coordinator::finalise;
 use laser_pool_builder::PoolRegistry;
-use laser_schema::layout::{Pins, dated_name};
+use laser_schema::layout::{Pins, dated_name, name_date};
 use laser_schema::lists::ListRows;
 use laser_schema::{Digest, Progress};
 use laser_store::entities::fingerprints;
@@ -43,9 +44,7 @@ impl Night<'_> {
                 continue;
             }
             let store = self.run_of(date).await?;
-            if let Some(run) = store.planned().await?
-                && !run.is_published().await?
-            {
+            if self.is_open(&store).await? {
                 tracing::info!(run = store.name(), "taking up an unfinished run");
                 return Ok((date, store));
             }
@@ -53,10 +52,25 @@ impl Night<'_> {
         Ok((today, self.run_of(today).await?))
     }
 
-    /// As [`Self::choose_run`], of which `expected` must come. That the run was cancelled is taken back.
+    /// Whether a run of an earlier night is to be finished. One that was cancelled, or that would only be withheld once
+    /// more, is not: every night would come to it again, and never to its own.
+    async fn is_open(&self, store: &RunStore) -> Result<bool> {
+        let Some(run) = store.planned().await? else {
+            return Ok(false);
+        };
+        if run.is_published().await? || store.is_cancelled().await? {
+            return Ok(false);
+        }
+        Ok(!finalise::is_withheld(&run, &self.terms()).await?)
+    }
+
+    /// The run `expected`, which must be what the configuration makes of its night. That it was cancelled is taken
+    /// back.
     pub(crate) async fn resume_run(&self, expected: &str) -> Result<(Date, RunStore)> {
         planned(&RunStore::new(&self.output, expected)).await?;
-        let (date, store) = self.choose_run().await?;
+        // On a later day, too, which has a night of its own.
+        let date = self.config.run.date.or(name_date(expected)).unwrap_or_else(|| self.config.night());
+        let store = self.run_of(date).await?;
         let run = store.name();
         ensure!(
             run == expected,
@@ -79,6 +93,7 @@ impl Night<'_> {
             &self.config.pools,
             run,
         ));
+        let identity = pool_sets::with_embeddings(identity, &self.config.pools).await?;
         let identity = match &self.config.lists {
             None => identity,
             Some(lists) => Digest::of_json(&(identity, &lists.item)),

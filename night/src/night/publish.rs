@@ -37,15 +37,20 @@ impl Night<'_> {
         self.publish(run, seconds).await
     }
 
+    /// The conditions for writing `_SUCCESS`.
+    pub(super) fn terms(&self) -> Terms {
+        let output = &self.config.output;
+        // A canary is nothing for readers of tables.
+        let delta = output.is_delta() && self.canary.is_none();
+        Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta }
+    }
+
     /// Publishes every kind, or finds what was published before.
     #[instrument(name = "publish", target = "laser::trace", skip_all)]
     pub(crate) async fn publish(self, run: PlannedRun, seconds: Option<f64>) -> Result<Outcome> {
         let mut manifests = Vec::new();
         let (mut covered, mut kept) = (true, true);
-        let output = &self.config.output;
-        // A canary is nothing for readers of tables.
-        let delta = output.is_delta() && self.canary.is_none();
-        let terms = Terms { min_coverage: output.min_coverage, guards: self.config.guards, delta };
+        let terms = self.terms();
         for &kind in run.plan.counts.keys() {
             let published = finalise::publish(&run, kind, &terms).await?;
             covered &= !matches!(published, Published::BelowCoverage(_));

@@ -64,6 +64,8 @@ pub struct DraftModel {
     acceptance_head: Option<AcceptanceHead>,
     /// What forwards cost; without it every step takes all of them.
     cost: Option<StepCost>,
+    /// The path probability below which it drafts nothing.
+    min_probability: f32,
     learnt: Learnt,
     /// Of each forward of a step; there are no more.
     worth: Vec<Worth>,
@@ -221,7 +223,17 @@ impl DraftModel {
             (None, false) => (forwards, 1),
         };
         let (worth, learnt) = (vec![Worth::default(); forwards], Learnt::new(depths));
-        Self { engine, acceptance_head: None, cost, learnt, worth, rate: 0.0, pace: 0.0, prefixes: Vec::new() }
+        Self {
+            engine,
+            acceptance_head: None,
+            cost,
+            min_probability: 0.0,
+            learnt,
+            worth,
+            rate: 0.0,
+            pace: 0.0,
+            prefixes: Vec::new(),
+        }
     }
 
     /// The same with trees that follow how often the candidates of each of Medusa's heads have been right, by rank, and
@@ -231,6 +243,15 @@ impl DraftModel {
         if let Some(heads) = self.engine.info().heads {
             self.learnt.measure(heads, DRAWN_CANDIDATES);
         }
+        self
+    }
+
+    /// The same with a threshold h at which drafts stop: a node is drafted as long as the probability that the target
+    /// rejects some token of its path, 1 − Π p, is at most h, and where no such node is new nothing more is read
+    /// (SpecDec++, arXiv:2405.19715, section 3.1, for the paths of a tree).
+    #[must_use]
+    pub fn with_stop_threshold(mut self, threshold: f32) -> Self {
+        self.min_probability = 1.0 - threshold;
         self
     }
 
@@ -377,6 +398,7 @@ impl DraftModel {
         step_tokens: usize,
         terms: Terms,
     ) -> Result<(), EngineError> {
+        let terms = Terms { min_probability: terms.min_probability.max(self.min_probability), ..terms };
         let mut taken: Vec<usize> = (0..readers.len()).collect();
         for place in 0..self.worth.len() {
             taken = self.paying(place, readers, &taken, terms.end_of_text);

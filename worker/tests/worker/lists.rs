@@ -354,6 +354,25 @@ fn relaxed_sampling_accepts_the_targets_own_drafts_and_some_of_a_strangers() {
 }
 
 #[test]
+fn a_list_that_its_drafts_decide_depends_on_no_list_before_it() {
+    let trie = trie();
+    let requests = requests(&trie);
+    for (sampling, width) in [(ListSampling::AtSpeed, 5), (ListSampling::Published(9), 9)] {
+        let listed = ListOptions { draft: ListDraft::Listed, nodes: 3 * width, ..options() };
+        let drawn = ListOptions { temperature: Some(1.0), sampling, ..listed };
+        let new = || ListGenerator::new(model(), tokenizer(), drawn.clone());
+        let alone = |request: &Request| lists(&mut new(), std::slice::from_ref(request)).remove(0);
+        let alone: Vec<_> = requests.iter().map(alone).collect();
+        assert!(alone.iter().all(|list| list.as_ref().unwrap().drafted > 0));
+        // The second time each user's own list is among those before.
+        let mut generator = new();
+        for time in 0..2 {
+            assert_eq!(items(&lists(&mut generator, &requests)), items(&alone), "{sampling:?}, {time}");
+        }
+    }
+}
+
+#[test]
 fn a_draft_model_that_fails_costs_no_list() {
     let trie = trie();
     let requests = requests(&trie);
