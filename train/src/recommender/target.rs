@@ -27,8 +27,7 @@ struct Config {
     rms_norm_eps: f64,
     rope_theta: Option<f64>,
     rope_scaling: Option<Value>,
-    #[serde(default)]
-    rope_parameters: RopeParameters,
+    rope_parameters: Option<RopeParameters>,
     max_position_embeddings: usize,
     #[serde(default)]
     tie_word_embeddings: bool,
@@ -39,7 +38,7 @@ struct Config {
 }
 
 /// What newer checkpoints have in place of `rope_theta` and `rope_scaling`.
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Deserialize)]
 struct RopeParameters {
     rope_theta: Option<f64>,
     rope_type: Option<String>,
@@ -48,7 +47,7 @@ struct RopeParameters {
 impl Config {
     /// Whether it is a Llama model as training has it: without biases, and with positions that are not scaled.
     fn is_plain(&self) -> bool {
-        let rope_type = self.rope_parameters.rope_type.as_deref();
+        let rope_type = self.rope_parameters.as_ref().and_then(|rope| rope.rope_type.as_deref());
         self.model_type == "llama"
             && self.rope_scaling.is_none()
             && matches!(rope_type, None | Some("default"))
@@ -57,6 +56,7 @@ impl Config {
     }
 
     fn shape(&self) -> Shape {
+        let nested_theta = self.rope_parameters.as_ref().and_then(|rope| rope.rope_theta);
         Shape {
             hidden: self.hidden_size,
             inner: self.intermediate_size,
@@ -64,7 +64,7 @@ impl Config {
             heads: self.num_attention_heads,
             kv_heads: self.num_key_value_heads.unwrap_or(self.num_attention_heads),
             head_dim: self.head_dim.unwrap_or(self.hidden_size / self.num_attention_heads.max(1)),
-            rope_theta: self.rope_theta.or(self.rope_parameters.rope_theta).unwrap_or(ROPE_THETA),
+            rope_theta: self.rope_theta.or(nested_theta).unwrap_or(ROPE_THETA),
             norm_eps: self.rms_norm_eps,
         }
     }
@@ -75,11 +75,7 @@ pub(crate) fn open(folder: &Path, vocabulary: &CodeVocabulary, positions: usize,
     let file = folder.join(CONFIG);
     let read = || -> Result<Config> { Ok(serde_json::from_slice(&fs::read(&file)?)?) };
     let config = read().with_context(|| format!("{}: not the configuration of a model", file.display()))?;
-    ensure!(
-        config.is_plain(),
-        "{}: expected a Llama model without biases and scaled positions",
-        file.display()
-    );
+    ensure!(config.is_plain(), "{}: expected a Llama model without biases and scaled positions", file.display());
     ensure!(
         config.max_position_embeddings >= positions,
         "{}: {} positions, but a history and its next item take up to {positions}; lower max_items",
