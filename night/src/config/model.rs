@@ -319,7 +319,7 @@ fn one_or_several<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<Draf
 }
 
 /// `[draft.model]`: it runs where `[model]` runs, by the engine `tree`.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftModelConfig {
     /// As [`ModelConfig::path`]; its tokenizer must be that model's.
