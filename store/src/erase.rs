@@ -5,7 +5,7 @@
 //! versions) stays true, and the name never becomes free for a late worker. All other rows keep every bit, since they
 //! are copied as columns and not as records.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use arrow::array::{AsArray, BooleanArray, RecordBatch};
 use arrow::compute::filter_record_batch;
@@ -139,7 +139,10 @@ struct Kept {
 
 impl Kept {
     fn new(file: &str, bytes: Bytes, metadata: &ArrowReaderMetadata, ids: &IdList) -> Result<Self, TableError> {
-        let mut kept = Self { batches: Vec::new(), erased: Vec::new(), schema: metadata.schema().clone() };
+        // The reader's schema has all pairs of the footer, errors with their ids among them, which the writer would put
+        // into the footer a second time, encoded.
+        let schema = metadata.schema().as_ref().clone().with_metadata(HashMap::new());
+        let mut kept = Self { batches: Vec::new(), erased: Vec::new(), schema: schema.into() };
         let reader = ParquetRecordBatchReaderBuilder::new_with_metadata(bytes, metadata.clone()).build();
         for batch in reader.map_err(|e| unreadable(file, e))? {
             let batch = batch.map_err(|e| unreadable(file, e))?;

@@ -14,6 +14,7 @@ use laser_store::id_set::encode_ids;
 use laser_store::part::{check_part, decode_part, encode_part, record_schema};
 use laser_store::shard::shard_schema;
 use laser_store::table;
+use parquet::arrow::arrow_reader::{ArrowReaderMetadata, ArrowReaderOptions};
 use proptest::prelude::*;
 
 use crate::part::{list_info, list_record, record};
@@ -49,6 +50,13 @@ fn part(id_type: IdType, texts: &[String], errors: usize) -> (Vec<KnowledgeRecor
     (rows, errors, bytes)
 }
 
+/// What Arrow's own schema in the footer says, encoded.
+fn arrow_schema(bytes: &Bytes) -> String {
+    let metadata = ArrowReaderMetadata::load(bytes, ArrowReaderOptions::new()).unwrap();
+    let pairs = metadata.metadata().file_metadata().key_value_metadata().unwrap();
+    pairs.iter().find(|pair| pair.key == "ARROW:schema").and_then(|pair| pair.value.clone()).unwrap()
+}
+
 proptest! {
     #[test]
     fn a_part_without_some_rows_is_as_long_and_has_all_others(
@@ -66,6 +74,8 @@ proptest! {
         prop_assert_eq!(found.is_some(), is_there);
         let kept = found.unwrap_or_else(|| bytes.clone());
         prop_assert_eq!(kept.len(), bytes.len());
+        // It would keep the errors and their ids where nobody looks for them.
+        prop_assert_eq!(arrow_schema(&kept), arrow_schema(&bytes));
         let (left, info) = decode_part("part", kept.clone()).unwrap();
         let expected: Vec<KnowledgeRecord> = rows.into_iter().filter(|row| !list.contains(&row.entity_id)).collect();
         prop_assert_eq!(&left, &expected);
