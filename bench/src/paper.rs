@@ -55,8 +55,9 @@ pub(super) async fn sources(args: &CompareArgs) -> Result<Report> {
     let model = open_local_model(&setup.model).await?;
     let draft_models = DraftModels::open(args, &model).await?;
     let base = GenerateOptions { sampling: args.sampling()?, ..options(setup, &model) };
-    let has_heads = draft_models.have_heads();
-    run("compare", setup, &|_| args.variants(&has_heads), batches, (model, base, draft_models, args.runners_up)).await
+    let variants = args.chosen(args.variants(&draft_models.have_heads())?)?;
+    let of_kind = |_| Ok(variants.clone());
+    run("compare", setup, &of_kind, batches, (model, base, draft_models, args.runners_up)).await
 }
 
 /// The variants of a kind; the first is plain decoding.

@@ -46,6 +46,9 @@ pub(super) struct CompareArgs {
     /// a token of a path, such as 0.7.
     #[arg(long, value_delimiter = ',', value_parser = parse_threshold)]
     pub(super) stops: Vec<f32>,
+    /// A variant to run beside plain decoding, by its name in the tables, as often as there are some; all by default.
+    #[arg(long, value_name = "NAME")]
+    pub(super) only: Vec<String>,
     /// Draw texts, also the old ones, at this temperature; without it they are greedy.
     #[arg(long)]
     pub(super) temperature: Option<f32>,
@@ -143,6 +146,22 @@ impl CompareArgs {
         for (name, rule) in self.rules()? {
             variants.push(pool("").adaptive(&name).verified(rule));
         }
+        Ok(variants)
+    }
+
+    /// Those of the variants that are to run, of which the first is plain decoding.
+    ///
+    /// # Errors
+    /// A name that none has.
+    pub(super) fn chosen(&self, mut variants: Vec<Variant>) -> Result<Vec<Variant>> {
+        for name in &self.only {
+            let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
+            ensure!(names.contains(&name.as_str()), "--only {name}: expected one of: {}", names.join("; "));
+        }
+        let mut is_first = true;
+        variants.retain(|variant| {
+            std::mem::take(&mut is_first) || self.only.is_empty() || self.only.contains(&variant.name)
+        });
         Ok(variants)
     }
 

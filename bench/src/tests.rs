@@ -306,6 +306,18 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
 }
 
 #[tokio::test]
+async fn only_the_variants_that_are_named_are_compared() {
+    let dir = tempfile::tempdir().unwrap();
+    let small = SetupArgs { items_table: None, ..setup(dir.path()) };
+    let report = compare(&small, &[], "--batches 1 --only pool").await;
+    let names: Vec<&str> = report.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
+    assert_eq!(names, ["vanilla", "pool"]);
+    let Ok(Command::Compare(args)) = parse("compare --users-table u --model m --only pools") else { unreachable!() };
+    let error = paper::sources(&sources::CompareArgs { setup: small, ..args }).await.unwrap_err().to_string();
+    assert!(error.contains("--only pools: expected one of: vanilla; PLD") && error.contains("; pool; "), "{error}");
+}
+
+#[tokio::test]
 async fn drawn_texts_are_those_of_plain_sampling_whatever_drafts_them_and_at_every_batch_size() {
     let dir = tempfile::tempdir().unwrap();
     // As many texts as fill the largest batch.
