@@ -279,6 +279,12 @@ impl Refined {
         &self.tree
     }
 
+    /// What the tree gains, in tokens, by its estimates: the sum of its path probabilities above the price of a node.
+    #[must_use]
+    pub fn gain(&self, terms: Terms) -> f32 {
+        self.tree.probabilities().iter().skip(1).map(|&probability| terms.gain(probability)).sum()
+    }
+
     /// Whether the text is drawn.
     #[must_use]
     pub fn is_drawn(&self) -> bool {

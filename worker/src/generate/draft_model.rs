@@ -13,12 +13,15 @@
 //! Under a budget each forward has to pay: the tokens that it is expected to gain must exceed those that its time gives
 //! at the recent rate. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
 //! path probabilities of the nodes that are to be read, times what the last forwards of its place gained per unit of
-//! that. This is the stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is
+//! that, and times what came of such expectations of late: where a node has to be nearly certain to pay, as in large
+//! batches on a CPU, estimates that are only a little too high promise a gain where there is a loss. This is the
+//! stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is
 //! accepted is high enough for the cost of one more), stated for trees and batches. Its trained head is one estimator
 //! of that chance: where there is one, it judges every node that the model reads.
 //!
 //! To read a text at all the model has to read its prompt first, which costs as much as many forwards. So what forwards
-//! gain is found out on two texts, whatever the batch, and any other text is read only if what it is expected to gain
+//! gain is found out on two texts, whatever the batch, then on twice as many every few forwards; and any other text is
+//! read only if what it is expected to gain
 //! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take. Its cache
 //! follows the target's forks: what prompts begin with is read once, and a sample begins with what another one has.
 
@@ -54,8 +57,14 @@ const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
 /// Texts that a forward reads as long as it is not known to pay: those of which the fewest tokens are left to read.
 const TRIAL_TEXTS: usize = 2;
 
-/// Forwards after which their gain counts as known.
+/// Forwards after which their gain counts as known, and after as many more each twice as many texts may be read.
 const TRIAL_FORWARDS: u32 = 8;
+
+/// Tokens that are taken to be gained as expected before any were.
+const TRUSTED: f64 = 4.0;
+
+/// Times that the texts of a trial are doubled, at most: beyond any batch.
+const TRIAL_DOUBLINGS: u32 = 20;
 
 /// A second model that drafts.
 pub struct DraftModel {
@@ -69,6 +78,11 @@ pub struct DraftModel {
     learnt: Learnt,
     /// Of each forward of a step; there are no more.
     worth: Vec<Worth>,
+    /// What refined trees promised, by the binary logarithm of how many texts there were.
+    promises: Vec<Promise>,
+    /// What a node of the last step cost, in tokens, and how many texts there were.
+    price: f32,
+    texts: usize,
     /// Tokens a second of the whole step over the last steps; none before the first.
     rate: f64,
     /// Tokens that a text gets per step, over the last steps; none before the first.
@@ -121,6 +135,20 @@ impl Worth {
     }
 }
 
+/// What refined trees were to gain over the last steps, and what they did, in tokens.
+#[derive(Debug, Clone, Copy, Default)]
+struct Promise {
+    expected: f64,
+    kept: f64,
+}
+
+impl Promise {
+    /// The share of what is expected that comes.
+    fn share(self) -> f64 {
+        ((self.kept + TRUSTED) / (self.expected + TRUSTED)).max(0.0)
+    }
+}
+
 /// What the draft model has of one sequence.
 #[derive(Debug)]
 pub(super) struct Reader {
@@ -137,6 +165,8 @@ pub(super) struct Reader {
     pub(super) refined: Refined,
     /// Whether that is of this step.
     pub(super) is_current: bool,
+    /// What it was to gain, if the model has read it.
+    promised: Option<f32>,
     /// Of each token emitted in the last step that was in the tree: the depth of the node before it, and the
     /// probabilities that the other sources and the model gave it.
     opinions: Vec<(usize, (f32, f32))>,
@@ -230,6 +260,9 @@ impl DraftModel {
             min_probability: 0.0,
             learnt,
             worth,
+            promises: Vec::new(),
+            price: 0.0,
+            texts: 0,
             rate: 0.0,
             pace: 0.0,
             prefixes: Vec::new(),
@@ -303,6 +336,7 @@ impl DraftModel {
             features,
             refined: Refined::default(),
             is_current: false,
+            promised: None,
             opinions: Vec::new(),
             outcomes: Vec::new(),
         })
@@ -399,6 +433,7 @@ impl DraftModel {
         terms: Terms,
     ) -> Result<(), EngineError> {
         let terms = Terms { min_probability: terms.min_probability.max(self.min_probability), ..terms };
+        (self.price, self.texts) = (terms.price, readers.len());
         let mut taken: Vec<usize> = (0..readers.len()).collect();
         for place in 0..self.worth.len() {
             taken = self.paying(place, readers, &taken, terms.end_of_text);
@@ -428,6 +463,10 @@ impl DraftModel {
                 self.learn(place, (gain, reached), (load, seconds));
             }
         }
+        for Readable { reader, .. } in readers {
+            let refined = &reader.refined;
+            reader.promised = (!refined.tree().is_empty() && !refined.is_unread(0)).then(|| refined.gain(terms));
+        }
         Ok(())
     }
 
@@ -441,6 +480,8 @@ impl DraftModel {
         among.sort_by_key(|&at| readers[at].backlog());
         let tried = among.len().min(TRIAL_TEXTS);
         let worth = &self.worth[place];
+        among.truncate(TRIAL_TEXTS << (worth.forwards / TRIAL_FORWARDS).min(TRIAL_DOUBLINGS));
+        let share = self.promise().share();
         let count = worth.rate().map_or(Some(tried), |gain| {
             let (mut load, mut reached) = (StepLoad::default(), 0.0);
             let (mut best, mut most) = (None, 0.0);
@@ -450,7 +491,7 @@ impl DraftModel {
                 load = load
                     .with(readable.tokens_per_step(nodes.len(), self.pace), self.engine.cached(readable.reader.slot));
                 reached += f64::from(readable.reader.reached(&nodes));
-                let value = gain * reached - self.rate * cost.seconds_of_late(load);
+                let value = share * gain * reached - self.rate * cost.seconds_of_late(load);
                 if value > most {
                     (best, most) = (Some(count), value);
                 }
@@ -596,6 +637,24 @@ impl DraftModel {
         if texts > 0 {
             follow(&mut self.pace, tokens as f64 / texts as f64);
         }
+    }
+
+    fn promise(&self) -> Promise {
+        self.promises.get(self.place()).copied().unwrap_or_default()
+    }
+
+    fn place(&self) -> usize {
+        self.texts.max(1).ilog2() as usize
+    }
+
+    /// Learns from a sequence's drafted nodes and how many of them were accepted what came of its promise.
+    pub(super) fn kept(&mut self, reader: &mut Reader, drafted: usize, accepted: usize) {
+        let Some(expected) = reader.promised.take() else { return };
+        let (place, rate) = (self.place(), RATE / self.texts.max(1) as f64);
+        self.promises.resize(self.promises.len().max(place + 1), Promise::default());
+        let promise = &mut self.promises[place];
+        promise.expected += f64::from(expected) - rate * promise.expected;
+        promise.kept += accepted as f64 - f64::from(self.price) * drafted as f64 - rate * promise.kept;
     }
 
     /// Learns from the tokens that a sequence has emitted what the model's predictions are worth.

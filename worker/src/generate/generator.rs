@@ -444,8 +444,11 @@ impl Generator {
             let before = sequence.done.tokens.len();
             match sequence.accept(scores, &self.options, &self.tokenizer) {
                 Ok((keep, None)) => {
-                    for (model, reader) in self.draft_models.iter().zip(&mut sequence.readers) {
-                        if let Some(reader) = reader.as_mut().filter(|_| model.reads_features()) {
+                    let (drafted, accepted) = (sequence.drafted(), keep.len() - sequence.chunk);
+                    for (model, reader) in self.draft_models.iter_mut().zip(&mut sequence.readers) {
+                        let Some(reader) = reader else { continue };
+                        model.kept(reader, drafted, accepted);
+                        if model.reads_features() {
                             keep.iter().for_each(|&node| reader.computed(scores.feature(node)));
                         }
                     }
