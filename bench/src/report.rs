@@ -375,7 +375,7 @@ impl Report {
     pub(super) fn charts(&self) -> Vec<(String, LineChart)> {
         let chart = |reports: &[KindReport]| match self.command {
             "batch" => Some(speedup_chart(reports)),
-            "compare" => Some(depth_chart(&reports[0])),
+            "compare" => depth_chart(&reports[0]),
             "sweep" => acceptance_chart(&reports[0]),
             _ => None,
         };
@@ -486,15 +486,17 @@ fn speedup_chart(reports: &[KindReport]) -> LineChart {
 }
 
 /// Of the sources alone with trees of a fixed size: budgets draft no more than pays at a batch size.
-fn depth_chart(report: &KindReport) -> LineChart {
+/// None if no trees of a fixed size were tried.
+fn depth_chart(report: &KindReport) -> Option<LineChart> {
     let rows = report.rows.iter().filter(|row| row.nodes > 0 && !row.adaptive && !row.variant.starts_with("pool + "));
-    LineChart {
+    let lines: Vec<_> = rows.map(|row| (row.variant.clone(), row.accepted_by_depth.clone())).collect();
+    (!lines.is_empty()).then(|| LineChart {
         title: format!("Acceptance by depth, {}s, batch {}", report.kind, report.batch),
         x: "drafted tokens",
         y: "share of forwards that accept as many",
         places: (1..=DEPTHS).map(|depth| depth.to_string()).collect(),
-        lines: rows.map(|row| (row.variant.clone(), row.accepted_by_depth.clone())).collect(),
-    }
+        lines,
+    })
 }
 
 /// None if fewer than two sizes of pools were tried.

@@ -309,11 +309,17 @@ async fn sources_of_drafts_are_compared_and_padded_ones_draft_the_same() {
 async fn only_the_variants_that_are_named_are_compared() {
     let dir = tempfile::tempdir().unwrap();
     let small = SetupArgs { items_table: None, ..setup(dir.path()) };
-    let report = compare(&small, &[], "--batches 1 --only pool").await;
-    let names: Vec<&str> = report.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
-    assert_eq!(names, ["vanilla", "pool"]);
-    let Ok(Command::Compare(args)) = parse("compare --users-table u --model m --only pools") else { unreachable!() };
-    let error = paper::sources(&sources::CompareArgs { setup: small, ..args }).await.unwrap_err().to_string();
+    let Ok(Command::Compare(args)) = parse("compare --users-table u --model m --batches 1") else { unreachable!() };
+    let only = |name: &str| {
+        let args = sources::CompareArgs { setup: small.clone(), only: vec![name.to_owned()], ..args.clone() };
+        async move { paper::sources(&args).await }
+    };
+    for (name, charts) in [("pool", 1), ("pool, adaptive", 0)] {
+        let report = only(name).await.unwrap();
+        let names: Vec<&str> = report.kinds[0].rows.iter().map(|row| row.variant.as_str()).collect();
+        assert_eq!((names.as_slice(), report.charts().len()), (["vanilla", name].as_slice(), charts));
+    }
+    let error = only("pools").await.unwrap_err().to_string();
     assert!(error.contains("--only pools: expected one of: vanilla; PLD") && error.contains("; pool; "), "{error}");
 }
 
