@@ -15,15 +15,15 @@
 //! path probabilities of the nodes that are to be read, times what the last forwards of its place gained per unit of
 //! that, and times what came of such expectations of late: where a node has to be nearly certain to pay, as in large
 //! batches on a CPU, estimates that are only a little too high promise a gain where there is a loss. This is the
-//! stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is
-//! accepted is high enough for the cost of one more), stated for trees and batches. Its trained head is one estimator
-//! of that chance: where there is one, it judges every node that the model reads.
+//! stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is accepted is high
+//! enough for the cost of one more), stated for trees and batches. Its trained head is one estimator of that chance:
+//! where there is one, it judges every node that the model reads.
 //!
 //! To read a text at all the model has to read its prompt first, which costs as much as many forwards. So what forwards
-//! gain is found out on two texts, whatever the batch, then on twice as many every few forwards; and any other text is
-//! read only if what it is expected to gain
-//! pays for its share of the prompt, too: a prompt is paid for by the steps that its text may still take. Its cache
-//! follows the target's forks: what prompts begin with is read once, and a sample begins with what another one has.
+//! gain is found out on two texts, whatever the batch, then on twice as many after each few forwards. Any other text is
+//! read only if what it is expected to gain pays for its share of the prompt, too: a prompt is paid for by the steps
+//! that its text may still take. Its cache follows the target's forks: what prompts begin with is read once, and a
+//! sample begins with what another one has.
 
 mod learnt;
 mod reading;

@@ -72,6 +72,36 @@ fn forwards_are_tried_with_the_two_texts_that_have_the_least_to_read() {
 }
 
 #[test]
+fn a_gain_that_is_known_from_few_texts_is_taken_for_twice_as_many() {
+    let mut model = model(0.0);
+    let mut readers = readers(&mut model, &[0; 20]);
+    for expected in [2, 4, 8, 16, 20, 20] {
+        assert_eq!(paying(&mut model, 0, &mut readers, 50).len(), expected);
+        (0..TRIAL_FORWARDS).for_each(|_| model.learn(0, (2.0, 2.0), (StepLoad::default(), None)));
+    }
+}
+
+#[test]
+fn a_forward_is_run_as_long_as_what_it_promises_comes() {
+    let mut model = learnt(model(0.0), 0.6);
+    let mut readers = readers(&mut model, &[0, 0]);
+    (model.texts, model.price) = (2, 0.9);
+    // A node that is certain gains 0.1 tokens, and one that comes nine times in ten gains nothing.
+    for (accepted_of_ten, expected) in [(10, 2), (9, 0), (10, 2)] {
+        for step in 0..300 {
+            for reader in &mut readers {
+                reader.promised = Some(0.1);
+                model.kept(reader, 1, usize::from(step % 10 < accepted_of_ten));
+            }
+        }
+        assert_eq!(paying(&mut model, 0, &mut readers, 50).len(), expected, "{:?}", model.promise());
+    }
+    // With another number of texts a node may cost little.
+    model.texts = 1;
+    assert_eq!(model.promise().share(), 1.0);
+}
+
+#[test]
 fn a_prompt_is_read_if_the_steps_that_are_left_pay_for_it() {
     // A token read costs a hundredth of one emitted.
     let mut model = learnt(model(1e-5), 0.6);
