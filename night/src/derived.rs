@@ -15,6 +15,7 @@ use laser_store::data_set::{self, ManifestError};
 
 use crate::config::Config;
 use crate::erasure::marker::ensure_none;
+use crate::failure::may_pass;
 
 /// A data set of one kind and night that is complete.
 #[derive(Debug, Clone)]
@@ -67,11 +68,22 @@ impl Destination {
         Ok(Some(Derived { manifest, folder: self.folder.clone(), is_new: false }))
     }
 
-    /// Says that the data set is being made, before anything is read for it: an erasure that begins from now on sees it
-    /// and is refused, and one that has begun is seen here. Parts would not do, since the first may come much later.
-    pub(crate) async fn begin(&self) -> Result<()> {
-        self.folder.join(BEGUN).write(Bytes::new()).await?;
-        ensure_none(&self.output).await
+    /// Makes the data set by `work`, which reads nothing before it is polled. That it is being made is said before: an
+    /// erasure that begins from now on sees it and is refused, and one that has begun is seen here. Parts would not do,
+    /// since the first may come much later. Where nothing can be made of the input, nothing is left.
+    pub(crate) async fn make<T>(&self, work: impl Future<Output = Result<T>>) -> Result<T> {
+        let begun = self.folder.join(BEGUN);
+        begun.write(Bytes::new()).await?;
+        let made = async {
+            ensure_none(&self.output).await?;
+            work.await
+        };
+        let made = made.await;
+        // Whoever else makes it fails by the same input. After what may pass, another one may be at it.
+        if made.as_ref().is_err_and(|error| !may_pass(error)) {
+            begun.remove().await?;
+        }
+        made
     }
 
     /// Completes the data set, which was begun and whose parts are there.

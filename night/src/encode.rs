@@ -141,7 +141,15 @@ impl<'a> Encoding<'a> {
             return Ok(found);
         }
         ensure!(texts.rows != Some(0), "{}", texts.nothing());
-        destination.begin().await?;
+        destination.make(self.publish(texts, &destination, progress)).await
+    }
+
+    async fn publish(
+        &mut self,
+        texts: &Texts,
+        destination: &Destination,
+        progress: &mut dyn Progress,
+    ) -> Result<Derived<EmbeddingSet>> {
         progress.stage(&format!("encoding {}s", texts.kind));
         let source = PreviousSource { path: texts.source.path.clone(), kind: Some(texts.kind), id_type: None };
         let mut reader = PreviousReader::open(&[source], DataSet::Profiles, Date::MAX).await?;

@@ -73,7 +73,10 @@ pub async fn assign_ids(
     let destination = Destination::new(config, output, DataSet::KnowledgeIds, night, &identity);
     match destination.find().await? {
         Some(found) => Ok(found),
-        None => Ids { config, source, parent, destination }.publish(progress).await,
+        None => {
+            let ids = Ids { config, source, parent, destination };
+            ids.destination.make(ids.publish(progress)).await
+        }
     }
 }
 
@@ -116,7 +119,6 @@ async fn read_parent(file: Location, night: Option<(String, Location)>) -> Resul
 
 impl Ids<'_> {
     async fn publish(&self, progress: &mut dyn Progress) -> Result<Derived<IdSet>> {
-        self.destination.begin().await?;
         let (codebook, digest) = self.codebook(progress).await?;
         let Assigned { parts, distortion, churn } = self.assign(&codebook, &digest, progress).await?;
         let source = Source { path: self.source.path.clone(), digest: self.source.digest.clone() };

@@ -7,8 +7,9 @@ use jiff::Timestamp;
 use jiff::civil::Date;
 use laser_model::ModelFiles;
 use laser_pool_builder::{
-    Inspection, OpenPools, POOL_SET_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer, PoolsConfig, TuneConfig,
-    TuneReport, build_pools, clear_pools, embedding_fingerprints, inspect, tune, write_sources,
+    Inspection, OpenPools, POOL_SET_FILE, POOL_SOURCES_FILE, PoolPromotion, PoolRegistry, PoolSet, PoolTokenizer,
+    PoolsConfig, TuneConfig, TuneReport, build_pools, clear_pools, embedding_fingerprints, inspect, tune,
+    write_sources,
 };
 use laser_schema::layout::{DataSet, dated_name};
 use laser_schema::{Digest, Progress};
@@ -19,6 +20,7 @@ use serde::Serialize;
 
 use crate::config::{Config, PoolChoice};
 use crate::erasure::marker::ensure_none;
+use crate::failure::may_pass;
 use crate::model::open_model;
 use crate::previous::{previous_sources, previous_texts};
 
@@ -139,13 +141,20 @@ pub async fn build(
     let mut show = |done, total, stage: &str| progress.update(done, total, stage);
     let previous = PreviousReader::open(&sources, DataSet::Profiles, before).await?;
     write_sources(&dir, &self::sources(&root, &previous)).await?;
-    // Again, before any text is read: an erasure that begins now sees a set under way, or is seen here.
-    ensure_none(&root).await?;
-    let texts = previous_texts(previous);
-    let tokenizer = PoolTokenizer::of(&model)?;
-    let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
-    let set = build_pools(input, texts, tokenizer, pools, memory, &dir, &mut show).await?;
-    Ok(Built::Now { dir, set: Box::new(set) })
+    let built = async {
+        // Again, before any text is read: an erasure that begins now sees a set under way, or is seen here.
+        ensure_none(&root).await?;
+        let texts = previous_texts(previous);
+        let tokenizer = PoolTokenizer::of(&model)?;
+        let (input, pools, memory) = (&config.input, &config.pools, config.run.memory());
+        anyhow::Ok(build_pools(input, texts, tokenizer, pools, memory, &dir, &mut show).await?)
+    };
+    let built = built.await;
+    // Of input of which nothing can be made no set is under way.
+    if built.as_ref().is_err_and(|error| !may_pass(error)) {
+        dir.join(POOL_SOURCES_FILE).remove().await?;
+    }
+    Ok(Built::Now { dir, set: Box::new(built?) })
 }
 
 /// Named, as a run is, by the date and by what the pools depend on.

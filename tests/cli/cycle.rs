@@ -264,6 +264,10 @@ fn other_embeddings_of_the_pools_make_another_run_and_pool_set() {
     };
     // Beside those of the two runs.
     assert_eq!([1, 2, 1].map(sets), [3, 4, 4]);
+    // A set of which nothing can be made is not under way: erasures would wait for it.
+    fs::write(nights.workspace.path("vectors.jsonl"), "{\"id\": 1, \"embedding\": [null, 1]}\n").unwrap();
+    assert_refused(&nights.laser(&["pools", "build", "--name", "bad"], &[]), &["vectors.jsonl"]);
+    assert!(!nights.workspace.path("out/pools/bad/sources.json").exists());
 }
 
 #[test]

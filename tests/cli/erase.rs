@@ -151,7 +151,7 @@ fn rows(out: &Path) -> BTreeMap<String, Vec<Value>> {
 }
 
 /// Every file below a folder.
-fn files_below(folder: &Path) -> Vec<PathBuf> {
+pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let below = |path: PathBuf| if path.is_dir() { files_below(&path) } else { vec![path] };
     entries(folder).into_iter().flat_map(below).collect()
 }
