@@ -158,10 +158,8 @@ impl CompareArgs {
             let names: Vec<&str> = variants.iter().map(|variant| variant.name.as_str()).collect();
             ensure!(names.contains(&name.as_str()), "--only {name}: expected one of: {}", names.join("; "));
         }
-        let mut is_first = true;
-        variants.retain(|variant| {
-            std::mem::take(&mut is_first) || self.only.is_empty() || self.only.contains(&variant.name)
-        });
+        let others = variants.split_off(1);
+        variants.extend(others.into_iter().filter(|other| self.only.is_empty() || self.only.contains(&other.name)));
         Ok(variants)
     }
 
@@ -194,7 +192,7 @@ impl CompareArgs {
 
     /// Medusa's heads alone, with trees that follow what was measured of each head.
     fn measured_tree(&self, name: &str, index: usize) -> Variant {
-        let drafts = Drafts { indices: vec![index], forwards: 1, has_measured_tree: true, stop_threshold: None };
+        let drafts = Drafts { indices: vec![index], forwards: 1, has_measured_tree: true, ..Drafts::default() };
         Variant { name: format!("{name}, measured tree"), nodes: self.setup.nodes, drafts, ..Variant::plain() }
     }
 
@@ -266,14 +264,9 @@ impl DraftModels {
                     }
                     Ok(costs[index].clone().filter(|_| variant.adaptive))
                 };
-                let mut model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
-                if has_measured_tree {
-                    model = model.with_measured_tree();
-                }
-                Ok(match stop_threshold {
-                    Some(threshold) => model.with_stop_threshold(threshold),
-                    None => model,
-                })
+                let model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
+                let model = model.with_stop_threshold(stop_threshold);
+                Ok(if has_measured_tree { model.with_measured_tree() } else { model })
             };
             indices.iter().map(one).collect()
         };

@@ -100,10 +100,7 @@ fn load_draft_model(
         options.budget.as_ref().map(|_| measured(engine, largest(options))).transpose()
     };
     let model = draft.load(config.forwards, measure).context("[draft.model] path")?;
-    Ok(match config.stop_threshold {
-        Some(threshold) => model.with_stop_threshold(threshold),
-        None => model,
-    })
+    Ok(model.with_stop_threshold(config.stop_threshold))
 }
 
 /// A draft model of lists; its forwards are measured up to so many sequences and tokens if they have to pay.

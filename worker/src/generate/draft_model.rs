@@ -279,12 +279,12 @@ impl DraftModel {
         self
     }
 
-    /// The same with a threshold h at which drafts stop: a node is drafted as long as the probability that the target
-    /// rejects some token of its path, 1 − Π p, is at most h, and where no such node is new nothing more is read
-    /// (SpecDec++, arXiv:2405.19715, section 3.1, for the paths of a tree).
+    /// The same with a threshold h at which drafts stop, if there is one: a node is drafted as long as the probability
+    /// that the target rejects some token of its path, 1 − Π p, is at most h, and where no such node is new nothing
+    /// more is read (SpecDec++, arXiv:2405.19715, section 3.1, for the paths of a tree).
     #[must_use]
-    pub fn with_stop_threshold(mut self, threshold: f32) -> Self {
-        self.min_probability = 1.0 - threshold;
+    pub fn with_stop_threshold(mut self, threshold: Option<f32>) -> Self {
+        self.min_probability = threshold.map_or(0.0, |threshold| 1.0 - threshold);
         self
     }
 
@@ -640,19 +640,20 @@ impl DraftModel {
     }
 
     fn promise(&self) -> Promise {
-        self.promises.get(self.place()).copied().unwrap_or_default()
+        self.promises.get(self.scale()).copied().unwrap_or_default()
     }
 
-    fn place(&self) -> usize {
+    /// Where the promises of so many texts are.
+    fn scale(&self) -> usize {
         self.texts.max(1).ilog2() as usize
     }
 
     /// Learns from a sequence's drafted nodes and how many of them were accepted what came of its promise.
     pub(super) fn kept(&mut self, reader: &mut Reader, drafted: usize, accepted: usize) {
         let Some(expected) = reader.promised.take() else { return };
-        let (place, rate) = (self.place(), RATE / self.texts.max(1) as f64);
-        self.promises.resize(self.promises.len().max(place + 1), Promise::default());
-        let promise = &mut self.promises[place];
+        let (scale, rate) = (self.scale(), RATE / self.texts.max(1) as f64);
+        self.promises.resize(self.promises.len().max(scale + 1), Promise::default());
+        let promise = &mut self.promises[scale];
         promise.expected += f64::from(expected) - rate * promise.expected;
         promise.kept += accepted as f64 - f64::from(self.price) * drafted as f64 - rate * promise.kept;
     }
