@@ -91,7 +91,7 @@ impl Comparison<'_> {
         let mut measured = vec![Measured::default(); variants.len()];
         // Kept from turn to turn: budgets and draft models learn from their own variant only.
         let mut options: Vec<GenerateOptions> = variants.iter().map(|v| v.options(base)).collect();
-        let mut draft_models = self.draft_models.of_variants(variants, base)?;
+        let mut sources = self.draft_models.of_variants(variants, base)?;
         // Few subjects make shorter turns, so that every variant is first once.
         let turn_size =
             (subjects.len() / variants.len()).clamp(TURN_BATCHES.start() * base.batch, TURN_BATCHES.end() * base.batch);
@@ -104,13 +104,13 @@ impl Comparison<'_> {
                 let index = (turn + place) % variants.len();
                 let variant = &variants[index];
                 generator.swap_options(&mut options[index]);
-                generator.swap_draft_models(&mut draft_models[index]);
+                generator.swap_draft_sources(&mut sources[index]);
                 // Read again, since what a variant keeps of it is its own: its draft models' caches, its alignment.
                 generator.reset();
                 generator.share_prefix(&prompts)?;
                 let requests = chunk.iter().map(|subject| request(subject, variant)).collect();
                 measured[index].add(generate(generator, requests)?);
-                generator.swap_draft_models(&mut draft_models[index]);
+                generator.swap_draft_sources(&mut sources[index]);
                 generator.swap_options(&mut options[index]);
                 done += chunk.len() as u64;
                 display.update(done, total, &variant.name);

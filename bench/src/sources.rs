@@ -10,7 +10,7 @@ use laser_engine::Engine;
 use laser_model::{Hub, ModelFiles, resolve};
 use laser_night::{DraftFiles, DraftOptions};
 use laser_worker::cost::StepCost;
-use laser_worker::generate::{DraftModel, GenerateOptions};
+use laser_worker::generate::{DraftSource, GenerateOptions};
 
 use super::SetupArgs;
 use super::pools::PoolScheme;
@@ -252,11 +252,15 @@ impl DraftModels {
 
     /// The draft models of each variant: each has its own, because what they learn of their worth depends on the
     /// variant. Those of one that adapts know what their forwards cost.
-    pub(super) fn of_variants(&self, variants: &[Variant], base: &GenerateOptions) -> Result<Vec<Vec<DraftModel>>> {
+    pub(super) fn of_variants(
+        &self,
+        variants: &[Variant],
+        base: &GenerateOptions,
+    ) -> Result<Vec<Vec<Box<dyn DraftSource>>>> {
         let mut costs: Vec<Option<StepCost>> = vec![None; self.0.len()];
-        let mut load = |variant: &Variant| -> Result<Vec<DraftModel>> {
+        let mut load = |variant: &Variant| -> Result<Vec<Box<dyn DraftSource>>> {
             let &Drafts { ref indices, forwards, has_measured_tree, stop_threshold } = &variant.drafts;
-            let one = |&index: &usize| -> Result<DraftModel> {
+            let one = |&index: &usize| -> Result<Box<dyn DraftSource>> {
                 let NamedDraft { name, options, .. } = &self.0[index];
                 let measure = |engine: &mut dyn Engine| -> Result<Option<StepCost>> {
                     if variant.adaptive && costs[index].is_none() {
@@ -266,7 +270,7 @@ impl DraftModels {
                 };
                 let model = options.load(forwards, measure).with_context(|| format!("--draft {name}"))?;
                 let model = model.with_stop_threshold(stop_threshold);
-                Ok(if has_measured_tree { model.with_measured_tree() } else { model })
+                Ok(if has_measured_tree { model.with_measured_tree() } else { model }.into_source())
             };
             indices.iter().map(one).collect()
         };

@@ -47,9 +47,9 @@ pub(crate) async fn load(
                     options.budget = Some(Budget::new(measured(engine.as_mut(), largest(&options))?));
                 }
                 let models = drafts.iter().map(|draft| load_draft_model(draft, &options, &tokenizer));
-                let models = models.collect::<Result<_>>()?;
+                let models = models.map(|model| Ok(model?.into_source())).collect::<Result<_>>()?;
                 let generator = Generator::new(engine, tokenizer, options).with_grammar(grammar);
-                Ok(Box::new(generator.with_draft_models(models)))
+                Ok(Box::new(generator.with_draft_sources(models)))
             };
             tokio::task::spawn_blocking(load).await?
         }

@@ -27,7 +27,9 @@
 
 mod learnt;
 mod reading;
+mod source;
 
+use std::collections::BTreeMap;
 use std::time::Instant;
 
 use laser_decode::{ROOT_PARENT, Refined, TargetScores as _, Terms, Token, Verdict, chain_parents};
@@ -36,6 +38,7 @@ use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, 
 use learnt::{Learnt, Outcome};
 use reading::{Judged, Reading};
 
+use super::source::{Draft, DraftSource};
 use crate::cost::{StepCost, StepLoad};
 
 /// The draft model's candidates after a node: a tree of 64 nodes rarely has more children of one.
@@ -151,7 +154,7 @@ impl Promise {
 
 /// What the draft model has of one sequence.
 #[derive(Debug)]
-pub(super) struct Reader {
+struct Reader {
     slot: Slot,
     /// That of the acceptance head, if there is one.
     judged_slot: Option<Slot>,
@@ -162,9 +165,9 @@ pub(super) struct Reader {
     recent: usize,
     /// If it reads features: those of the tokens before the first of `unread`, as far as the target has told them.
     features: Vec<f32>,
-    pub(super) refined: Refined,
+    refined: Refined,
     /// Whether that is of this step.
-    pub(super) is_current: bool,
+    is_current: bool,
     /// What it was to gain, if the model has read it.
     promised: Option<f32>,
     /// Of each token emitted in the last step that was in the tree: the depth of the node before it, and the
@@ -184,13 +187,13 @@ impl Reader {
     }
 
     /// Takes over the target's features of tokens that it has cached, one after the other.
-    pub(super) fn computed(&mut self, feature: &[f32]) {
+    fn computed(&mut self, feature: &[f32]) {
         self.features.extend_from_slice(feature);
     }
 
     /// Takes note of tokens that the sequence has emitted, and, if they were to follow the refined tree's root, of who
     /// foresaw them.
-    pub(super) fn emitted(&mut self, tokens: &[Token]) {
+    fn emitted(&mut self, tokens: &[Token]) {
         self.unread.extend(tokens);
         self.recent = tokens.len();
         let (tree, mut node) = (self.refined.tree(), 0);
@@ -216,12 +219,21 @@ struct Origin {
 }
 
 /// A sequence that may be read in a step.
-pub(super) struct Readable<'a> {
-    pub(super) reader: &'a mut Reader,
+struct Readable<'a> {
+    reader: &'a mut Reader,
     /// Nodes that may be drafted for it.
-    pub(super) nodes: usize,
+    nodes: usize,
     /// Tokens that its text may still get.
-    pub(super) left: usize,
+    left: usize,
+}
+
+impl<'a> Readable<'a> {
+    /// Begins with the tree of a draft.
+    fn begin(reader: &'a mut Reader, draft: &Draft) -> Self {
+        reader.is_current = true;
+        reader.refined.begin(&draft.tree, draft.noise);
+        Readable { reader, nodes: draft.nodes, left: draft.left }
+    }
 }
 
 impl Readable<'_> {
@@ -297,21 +309,21 @@ impl DraftModel {
         self
     }
 
+    /// The source that drafts with it.
+    #[must_use]
+    pub fn into_source(self) -> Box<dyn DraftSource> {
+        Box::new(source::ModelSource { model: self, readers: BTreeMap::new() })
+    }
+
     /// Whether it reads the target's features, which are to be told then ([`Reader::computed`]).
-    pub(super) fn reads_features(&self) -> bool {
+    fn reads_features(&self) -> bool {
         self.engine.info().reads_features
     }
 
     /// A reader of a sequence with this prompt that may grow to `capacity` tokens and drafted nodes; none where the
     /// model has no room. The target has cached so many tokens of it, which it computed for `sample`, another text of
     /// this prompt, or else for a prefix: the reader begins with what the model has of these.
-    pub(super) fn open(
-        &mut self,
-        prompt: &[Token],
-        cached: usize,
-        sample: Option<&Reader>,
-        capacity: usize,
-    ) -> Option<Reader> {
+    fn open(&mut self, prompt: &[Token], cached: usize, sample: Option<&Reader>, capacity: usize) -> Option<Reader> {
         let capacity = capacity.min(self.engine.info().max_positions);
         let origin = self.origin(prompt, cached, sample);
         let slot = match &origin {
@@ -358,12 +370,7 @@ impl DraftModel {
     ///
     /// # Errors
     /// The engine's.
-    pub(super) fn share_prefix(
-        &mut self,
-        prefix: &[Token],
-        features: &[f32],
-        step_tokens: usize,
-    ) -> Result<(), EngineError> {
+    fn share_prefix(&mut self, prefix: &[Token], features: &[f32], step_tokens: usize) -> Result<(), EngineError> {
         let &EngineInfo { max_positions, vocab_size, hidden_size, .. } = self.engine.info();
         if prefix.len() > max_positions || prefix.iter().any(|&token| token as usize >= vocab_size) {
             return Ok(());
@@ -397,7 +404,7 @@ impl DraftModel {
     }
 
     /// Gives back the cache of what prompts began with.
-    pub(super) fn forget_prefix(&mut self, prefix: &[Token]) {
+    fn forget_prefix(&mut self, prefix: &[Token]) {
         let at = self.prefixes.iter().position(|(tokens, _)| tokens == prefix);
         if let Some((_, reader)) = at.map(|at| self.prefixes.swap_remove(at)) {
             self.close(&reader);
@@ -405,7 +412,7 @@ impl DraftModel {
     }
 
     /// Gives back a reader's cache.
-    pub(super) fn close(&mut self, reader: &Reader) {
+    fn close(&mut self, reader: &Reader) {
         self.engine.close(reader.slot);
         if let (Some(head), Some(slot)) = (&mut self.acceptance_head, reader.judged_slot) {
             head.engine.close(slot);
@@ -413,7 +420,7 @@ impl DraftModel {
     }
 
     /// Whether the reader may read this tree: there is room for it, and the model knows the tokens.
-    pub(super) fn can_read(&self, reader: &Reader, nodes: usize) -> bool {
+    fn can_read(&self, reader: &Reader, nodes: usize) -> bool {
         let info = self.engine.info();
         let length = self.engine.cached(reader.slot) + reader.unread.len() + nodes;
         let has_features = reader.features.len() == reader.unread.len() * info.hidden_size;
@@ -426,12 +433,7 @@ impl DraftModel {
     ///
     /// # Errors
     /// The engine's; the readers are of no use then.
-    pub(super) fn refine(
-        &mut self,
-        readers: &mut [Readable<'_>],
-        step_tokens: usize,
-        terms: Terms,
-    ) -> Result<(), EngineError> {
+    fn refine(&mut self, readers: &mut [Readable<'_>], step_tokens: usize, terms: Terms) -> Result<(), EngineError> {
         let terms = Terms { min_probability: terms.min_probability.max(self.min_probability), ..terms };
         (self.price, self.texts) = (terms.price, readers.len());
         let mut taken: Vec<usize> = (0..readers.len()).collect();
@@ -611,7 +613,7 @@ impl DraftModel {
     }
 
     /// What one more node of a target's step of this load costs, in tokens.
-    pub(super) fn price(&self, target: &StepCost, load: StepLoad) -> f32 {
+    fn price(&self, target: &StepCost, load: StepLoad) -> f32 {
         let more = load.with(PRICED_NODES, 0);
         let seconds = (target.seconds_of_late(more) - target.seconds_of_late(load)) / PRICED_NODES as f64;
         #[expect(clippy::cast_possible_truncation, reason = "a few digits are enough")]
@@ -631,7 +633,7 @@ impl DraftModel {
     }
 
     /// Learns from a step: the tokens that it emitted in so many texts, and its seconds.
-    pub(super) fn stepped(&mut self, (tokens, texts): (usize, usize), seconds: f64) {
+    fn stepped(&mut self, (tokens, texts): (usize, usize), seconds: f64) {
         let follow = |mean: &mut f64, new: f64| *mean += (new - *mean) * if *mean == 0.0 { 1.0 } else { RATE };
         follow(&mut self.rate, tokens as f64 / seconds);
         if texts > 0 {
@@ -649,7 +651,7 @@ impl DraftModel {
     }
 
     /// Learns from a sequence's drafted nodes and how many of them were accepted what came of its promise.
-    pub(super) fn kept(&mut self, reader: &mut Reader, drafted: usize, accepted: usize) {
+    fn kept(&mut self, reader: &mut Reader, drafted: usize, accepted: usize) {
         let Some(expected) = reader.promised.take() else { return };
         let (scale, rate) = (self.scale(), RATE / self.texts.max(1) as f64);
         self.promises.resize(self.promises.len().max(scale + 1), Promise::default());
@@ -659,7 +661,7 @@ impl DraftModel {
     }
 
     /// Learns from the tokens that a sequence has emitted what the model's predictions are worth.
-    pub(super) fn learn_from(&mut self, reader: &mut Reader) {
+    fn learn_from(&mut self, reader: &mut Reader) {
         let is_drawn = reader.refined.is_drawn();
         reader.outcomes.drain(..).for_each(|outcome| self.learnt.hear(outcome, is_drawn));
         reader.opinions.drain(..).for_each(|(depth, opinions)| self.learnt.weigh(depth, opinions));

@@ -1,24 +1,24 @@
 //! The loop over steps: who takes part, the forward, and what becomes of its scores.
 
 mod constrained;
-mod threads;
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use laser_decode::{Alignment, PoolMeta, TargetScores, Terms, chain_parents};
+use laser_decode::{PoolMeta, chain_parents};
 use laser_engine::{Engine, EngineError, Scores, Segment, Slot};
 use laser_grammar::{Grammar, Parser};
 use laser_model::Tokenizer;
 
-use super::draft_model::DraftModel;
+use super::counts::Counts;
 use super::options::GenerateOptions;
 use super::request::{Finished, GenerateError, Generated, Request, TextError, TextGenerator};
 use super::sequence::{Room, Sequence};
+use super::source::{Draft, DraftSource, DraftTerms, Opening, Outcome, SequenceId, SharedPrefix, with_each};
+use super::threads::Threads;
 use super::waiting::Waiting;
 use crate::budget::Drafted;
 use crate::cost::StepLoad;
-use threads::{PARALLEL_DRAFTS_MIN, Threads};
 
 /// Prompts that begin alike for fewer tokens than this are prefilled apart: a fork costs about as much
 /// as a forward of a few tokens.
@@ -31,7 +31,6 @@ const SHARED_PREFIXES_MAX: usize = 4;
 struct Prefix {
     tokens: Vec<u32>,
     slot: Slot,
-    alignment: Alignment,
 }
 
 /// Generates texts for requests with one engine. Memory: `batch` caches plus the pending requests.
@@ -49,8 +48,10 @@ pub struct Generator {
     waited_for_cache: bool,
     /// Duration of prefills of shared prefixes, added to the next step.
     unattributed_seconds: f64,
-    /// Read and extend the trees that are drafted, one after the other.
-    draft_models: Vec<DraftModel>,
+    /// Draft one after the other; what counts occurrences is the first.
+    sources: Vec<Box<dyn DraftSource>>,
+    /// That of the sequence that joined last.
+    last_id: u64,
     /// What every text follows, if anything, and the parsers of texts that have ended: they know more of it.
     grammar: Option<Grammar>,
     parsers: Vec<Parser>,
@@ -69,8 +70,10 @@ impl std::fmt::Debug for Generator {
 impl Generator {
     /// A generator without requests.
     pub fn new(engine: Box<dyn Engine>, tokenizer: Tokenizer, options: GenerateOptions) -> Self {
+        let threads = Threads::of(engine.as_ref());
         Self {
-            threads: Threads::of(engine.as_ref()),
+            sources: vec![Box::new(Counts::new(threads.clone()))],
+            threads,
             engine,
             tokenizer,
             options,
@@ -80,17 +83,17 @@ impl Generator {
             drafted: 0,
             waited_for_cache: false,
             unattributed_seconds: 0.0,
-            draft_models: Vec::new(),
+            last_id: 0,
             grammar: None,
             parsers: Vec::new(),
         }
     }
 
-    /// The same with draft models, whose vocabularies must have every token of the tokenizer. Each refines the tree of
-    /// the one before it: the trees of several are merged as in SpecInfer (arXiv:2305.09781), by probability.
+    /// The same with further sources, of which each gets the trees of the one before it. Draft models' vocabularies
+    /// must have every token of the tokenizer; the trees of several are merged as in SpecInfer (arXiv:2305.09781).
     #[must_use]
-    pub fn with_draft_models(mut self, mut draft_models: Vec<DraftModel>) -> Self {
-        self.swap_draft_models(&mut draft_models);
+    pub fn with_draft_sources(mut self, mut sources: Vec<Box<dyn DraftSource>>) -> Self {
+        self.swap_draft_sources(&mut sources);
         self
     }
 
@@ -104,17 +107,23 @@ impl Generator {
         self
     }
 
-    /// Drafts with other draft models, or with none, from now on; no text may be under way. `others` gets those that
+    /// Drafts with other further sources, or with none, from now on; no text may be under way. `others` gets those that
     /// drafted until now, with what they have learnt.
-    pub fn swap_draft_models(&mut self, others: &mut Vec<DraftModel>) {
-        debug_assert!(self.active.is_empty(), "texts under way have caches in their draft models");
+    pub fn swap_draft_sources(&mut self, others: &mut Vec<Box<dyn DraftSource>>) {
+        debug_assert!(self.active.is_empty(), "sources follow the texts under way");
+        let mut until_now = self.sources.split_off(1);
         for prefix in &self.prefixes {
-            self.draft_models.iter_mut().for_each(|model| model.forget_prefix(&prefix.tokens));
+            until_now.iter_mut().for_each(|source| source.forget_prefix(&prefix.tokens));
         }
-        std::mem::swap(&mut self.draft_models, others);
-        if self.draft_models.iter().any(DraftModel::reads_features) {
+        self.sources.append(others);
+        *others = until_now;
+        if self.reads_features() {
             self.engine.keep_features();
         }
+    }
+
+    fn reads_features(&self) -> bool {
+        self.sources.iter().any(|source| source.reads_features())
     }
 
     /// The model.
@@ -139,39 +148,18 @@ impl Generator {
         std::mem::swap(&mut self.options, options);
     }
 
-    /// What the target would have written in place of a prefix, and its features of it, if a draft model reads those.
-    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32]) -> Result<(Alignment, Vec<f32>), EngineError> {
-        let mut alignment = Alignment::new(self.options.alignment);
-        let mut features = Vec::new();
-        let keeps_features = self.draft_models.iter().any(DraftModel::reads_features);
-        for chunk in prefix.chunks(self.options.step_tokens.max(1)) {
+    /// Computes a prefix, and what the sources want to know of it.
+    fn prefill_prefix(&mut self, slot: Slot, prefix: &[u32], step_tokens: usize) -> Result<Vec<Scores>, EngineError> {
+        let (top_k, aligns) = (self.top_k(), self.options.alignment > 0);
+        let prefill = |chunk: &[u32]| {
             let parents: Vec<u32> = chain_parents(chunk.len()).collect();
-            let scored_from = if alignment.most() > 0 { 0 } else { chunk.len() };
+            let scored_from = if aligns { 0 } else { chunk.len() };
             let segment = Segment { slot, tokens: chunk, parents: &parents, scored_from, ..Segment::default() };
-            let scores = self.engine.step(&[segment], self.top_k())?;
-            (scored_from..chunk.len()).for_each(|node| alignment.push(scores[0].top(node)));
-            let nodes = 0..if keeps_features { chunk.len() } else { 0 };
-            nodes.for_each(|node| features.extend_from_slice(scores[0].feature(node)));
+            let mut scores = self.engine.step(&[segment], top_k)?;
             self.engine.commit(slot, &(0..chunk.len()).collect::<Vec<_>>())?;
-        }
-        Ok((alignment, features))
-    }
-
-    /// Lets the draft models read what prompts begin with.
-    fn read_prefix(&mut self, prefix: &[u32], features: &[f32]) {
-        let step_tokens = self.options.step_tokens;
-        let read = |model: &mut DraftModel| model.share_prefix(prefix, features, step_tokens).err();
-        let outcomes: Vec<_> = self.draft_models.iter_mut().map(read).collect();
-        for (at, error) in outcomes.into_iter().enumerate().rev() {
-            error.into_iter().for_each(|error| self.drop_draft_model(at, &error));
-        }
-    }
-
-    /// Draft models change no text: if one fails, the night goes on without it.
-    fn drop_draft_model(&mut self, at: usize, error: &EngineError) {
-        tracing::warn!(%error, "a draft model failed; going on without it");
-        self.draft_models.remove(at);
-        self.active.iter_mut().for_each(|sequence| sequence.forget_reader(at));
+            Ok(scores.swap_remove(0))
+        };
+        prefix.chunks(step_tokens).map(prefill).collect()
     }
 
     /// Lets requests join while there is room.
@@ -193,16 +181,9 @@ impl Generator {
             };
             match self.open(&request, max_tokens) {
                 Ok(room) => {
-                    let vocab_size = self.engine.info().vocab_size;
-                    let capacity = self.capacity(&request, max_tokens);
-                    let sample = room.sample.and_then(|at| self.active.get(at));
-                    let reader_of = |at: usize| sample.and_then(|sample| sample.readers.get(at)?.as_ref());
-                    let models = self.draft_models.iter_mut().enumerate().filter(|_| !request.plain);
-                    let readers = models
-                        .map(|(at, model)| model.open(&request.prompt, room.cached, reader_of(at), capacity))
-                        .collect();
-                    let sequence = Sequence::new(request, room, readers, &self.options, vocab_size);
-                    self.begin(sequence, finished);
+                    self.last_id += 1;
+                    let sequence = Sequence::new(SequenceId(self.last_id), request, &room, &self.options);
+                    self.begin(sequence, &room, finished);
                 }
                 Err(_) if self.active.is_empty() && !self.prefixes.is_empty() => {
                     self.forget_prefixes();
@@ -238,7 +219,7 @@ impl Generator {
             return false;
         };
         self.engine.close(prefix.slot);
-        self.draft_models.iter_mut().for_each(|model| model.forget_prefix(&prefix.tokens));
+        self.sources.iter_mut().for_each(|source| source.forget_prefix(&prefix.tokens));
         true
     }
 
@@ -275,42 +256,46 @@ impl Generator {
         let capacity = self.capacity(request, max_tokens);
         let at = self.active.iter().position(|other| !other.is_prompt() && other.is_of_prompt(request));
         if let Some(at) = at.filter(|_| self.shares_prompts()) {
-            let alignment = self.alignment(self.active[at].alignment(), length - 1);
             let slot = self.engine.fork(self.active[at].slot, length - 1, capacity)?;
-            return Ok(Room { slot, cached: length - 1, sample: Some(at), alignment, max_tokens });
+            return Ok(Room { slot, cached: length - 1, sample: Some(self.active[at].draft.id), max_tokens });
         }
         let fits = |prefix: &&Prefix| {
             let shares = self.options.shared_prefixes && prefix.tokens.len() < length;
             shares && request.prompt.starts_with(&prefix.tokens)
         };
         let Some(prefix) = self.prefixes.iter().filter(fits).max_by_key(|prefix| prefix.tokens.len()) else {
-            let alignment = Alignment::new(self.options.alignment);
-            return Ok(Room { slot: self.engine.open(capacity)?, cached: 0, sample: None, alignment, max_tokens });
+            return Ok(Room { slot: self.engine.open(capacity)?, cached: 0, sample: None, max_tokens });
         };
         let cached = prefix.tokens.len();
-        let alignment = self.alignment(&prefix.alignment, cached);
         let slot = self.engine.fork(prefix.slot, cached, capacity)?;
-        Ok(Room { slot, cached, sample: None, alignment, max_tokens })
+        Ok(Room { slot, cached, sample: None, max_tokens })
     }
 
-    /// What is known of so many places of a prompt, from what was computed for another request. Options may have been
-    /// others then.
-    fn alignment(&self, known: &Alignment, cached: usize) -> Alignment {
-        let most = self.options.alignment;
-        let mut alignment = if known.most() == most { known.clone() } else { Alignment::new(most) };
-        alignment.resize(cached);
-        alignment
+    /// Lets the sources follow a sequence.
+    fn follow(&mut self, sequence: &Sequence, room: &Room) {
+        if sequence.request.plain {
+            return;
+        }
+        let opening = Opening {
+            request: &sequence.request,
+            options: &self.options,
+            begun: &sequence.done.tokens,
+            cached: room.cached,
+            sample: room.sample,
+            capacity: self.capacity(&sequence.request, room.max_tokens),
+            vocab_size: self.engine.info().vocab_size,
+        };
+        self.sources.iter_mut().for_each(|source| source.open(sequence.draft.id, &opening));
     }
 
     /// Fills the sequences' segments. Returns the indexes of those that take part.
     fn prepare(&mut self) -> Vec<usize> {
         let room = self.feed();
         self.draft(room);
-        self.refine();
         let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].chunk > 0).collect();
         self.budget(&part, room);
         self.cut_forbidden();
-        self.drafted = part.iter().map(|&index| self.active[index].drafted()).sum();
+        self.drafted = part.iter().map(|&index| self.active[index].draft.drafted()).sum();
         part.iter().for_each(|&index| self.active[index].attach_tree());
         part
     }
@@ -337,50 +322,24 @@ impl Generator {
     /// Drafts where the next token is going to be scored: the nodes that may share `room`, or under a budget, which
     /// cuts them, all that may be of use.
     fn draft(&mut self, room: usize) {
-        let scored = self.active.iter_mut().filter(|sequence| sequence.is_scored());
-        let mut scored: Vec<&mut Sequence> = scored.collect();
-        let (sharers, start) = (scored.len(), Instant::now());
-        let (nodes, adapts) = (self.options.nodes, self.options.budget.is_some());
-        self.threads.each(&mut scored, |at, sequence| {
-            let share = room / sharers + usize::from(at < room % sharers);
-            sequence.draft(nodes.min(if adapts { room } else { share }), adapts);
-        });
-        if sharers < PARALLEL_DRAFTS_MIN {
-            return;
-        }
-        // The step waited for them all at once.
-        let drafting: f64 = self.active.iter().map(|sequence| sequence.drafting).sum();
-        let share = (start.elapsed().as_secs_f64() / drafting).min(1.0);
-        self.active.iter_mut().for_each(|sequence| sequence.drafting *= share);
-    }
-
-    /// Lets the draft models read and extend the trees.
-    fn refine(&mut self) {
+        let Self { sources, active, options, engine, .. } = self;
         // As large as the last step, or nearly.
-        let tokens = self.active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
+        let tokens = active.iter().map(|sequence| sequence.chunk).sum::<usize>() + self.drafted;
         let load = StepLoad { tokens, pairs: 0 };
-        let mut failed = None;
-        for (at, model) in self.draft_models.iter_mut().enumerate() {
-            let (start, options) = (Instant::now(), &self.options);
-            let terms = Terms {
-                max_nodes: 0,
-                min_probability: options.drafter.min_probability(),
-                end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
-                vocab_size: self.engine.info().vocab_size,
-                price: options.budget.as_ref().map_or(0.0, |budget| model.price(budget.cost(), load)),
-            };
-            let mut readers: Vec<_> =
-                self.active.iter_mut().filter_map(|sequence| sequence.readable(at, model)).collect();
-            let refined = model.refine(&mut readers, options.step_tokens, terms);
-            let share = start.elapsed().as_secs_f64() / readers.len().max(1) as f64;
-            match refined {
-                Ok(()) => self.active.iter_mut().for_each(|sequence| sequence.take_refined(at, share)),
-                Err(error) => failed = Some((at, error)),
-            }
-        }
-        if let Some((at, error)) = failed {
-            self.drop_draft_model(at, &error);
-        }
+        let sharers = active.iter().filter(|sequence| sequence.is_scored()).count();
+        let adapts = options.budget.is_some();
+        let share = |at: usize| if adapts { room } else { room / sharers + usize::from(at < room % sharers) };
+        let scored = active.iter_mut().filter(|sequence| sequence.is_scored()).enumerate();
+        let mut drafts: Vec<&mut Draft> =
+            scored.map(|(at, sequence)| sequence.begin_draft(options.nodes.min(share(at)), adapts)).collect();
+        let terms = DraftTerms {
+            step_tokens: options.step_tokens,
+            min_probability: options.drafter.min_probability(),
+            end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
+            vocab_size: engine.info().vocab_size,
+            cost: options.budget.as_ref().map(|budget| (budget.cost(), load)),
+        };
+        with_each(sources, |source| source.draft(&mut drafts, &terms));
     }
 
     /// Cuts the trees back to the nodes that pay, over the whole batch, and of those to `room`. A tree's nodes come in
@@ -394,8 +353,8 @@ impl Generator {
         let mut drafted = Vec::with_capacity(part.len());
         for &index in part {
             let sequence = &self.active[index];
-            if sequence.drafting > 0.0 {
-                budget.drafted(sequence.drafting, sequence.drafted());
+            if sequence.draft.rationed > 0.0 {
+                budget.drafted(sequence.draft.rationed, sequence.draft.drafted());
             }
             let cached = self.engine.cached(sequence.slot);
             known = known.with(sequence.chunk, cached);
@@ -403,7 +362,7 @@ impl Generator {
             drafted.push(Drafted {
                 pool: sequence.worth(),
                 cached,
-                probabilities: sequence.tree.probabilities().get(1..).unwrap_or_default(),
+                probabilities: sequence.draft.tree.probabilities().get(1..).unwrap_or_default(),
             });
         }
         if part.iter().all(|&index| self.active[index].request.plain) {
@@ -442,18 +401,19 @@ impl Generator {
         for (&index, scores) in part.iter().zip(scores) {
             let sequence = &mut self.active[index];
             let before = sequence.done.tokens.len();
-            match sequence.accept(scores, &self.options, &self.tokenizer) {
-                Ok((keep, None)) => {
-                    let (drafted, accepted) = (sequence.drafted(), keep.len() - sequence.chunk);
-                    for (model, reader) in self.draft_models.iter_mut().zip(&mut sequence.readers) {
-                        let Some(reader) = reader else { continue };
-                        model.kept(reader, drafted, accepted);
-                        if model.reads_features() {
-                            keep.iter().for_each(|&node| reader.computed(scores.feature(node)));
-                        }
-                    }
-                    outcome = self.engine.commit(sequence.slot, &keep);
-                }
+            let accepted = sequence.accept(scores, &self.options, &self.tokenizer);
+            if let Ok((keep, stop)) = &accepted {
+                let outcome = Outcome {
+                    scores,
+                    chunk: sequence.chunk,
+                    tree: &sequence.draft.tree,
+                    emitted: &sequence.done.tokens[before..],
+                    kept: stop.is_none().then_some(keep.as_slice()),
+                };
+                self.sources.iter_mut().for_each(|source| source.follow(sequence.draft.id, &outcome));
+            }
+            match accepted {
+                Ok((keep, None)) => outcome = self.engine.commit(sequence.slot, &keep),
                 Ok((_, Some(stop))) => ended.push((index, Ok(stop))),
                 Err(error) => ended.push((index, Err(error))),
             }
@@ -463,14 +423,11 @@ impl Generator {
                 let judged = sequence.hindsight.judge(&sequence.done.tokens, has_ended);
                 budget.judge(sequence.watched_worth(), &judged);
             }
-            for (model, reader) in self.draft_models.iter_mut().zip(&mut sequence.readers) {
-                reader.iter_mut().for_each(|reader| model.learn_from(reader));
-            }
             if outcome.is_err() {
                 break;
             }
         }
-        self.draft_models.iter_mut().for_each(|model| model.stepped((emitted, texts), seconds));
+        self.sources.iter_mut().for_each(|source| source.stepped((emitted, texts), seconds));
         for (index, stop) in ended.into_iter().rev() {
             let mut sequence = self.active.remove(index);
             self.close(&mut sequence);
@@ -487,9 +444,7 @@ impl Generator {
     /// Gives back the caches of a sequence, and its parser.
     fn close(&mut self, sequence: &mut Sequence) {
         self.engine.close(sequence.slot);
-        for (model, reader) in self.draft_models.iter_mut().zip(&sequence.readers) {
-            reader.iter().for_each(|reader| model.close(reader));
-        }
+        self.sources.iter_mut().for_each(|source| source.close(sequence.draft.id));
         let parser = sequence.take_parser().map(|mut parser| parser.pop(parser.length()).map(|()| parser));
         self.parsers.extend(parser.and_then(Result::ok));
     }
@@ -554,19 +509,19 @@ impl TextGenerator for Generator {
         }
         let slot = self.engine.open(prefix.len())?;
         // Known to `reset` before the forward, which may panic.
-        self.prefixes.push_back(Prefix { tokens: prefix.to_vec(), slot, alignment: Alignment::default() });
-        let (alignment, features) = match self.prefill_prefix(slot, prefix) {
-            Ok(known) => known,
+        self.prefixes.push_back(Prefix { tokens: prefix.to_vec(), slot });
+        let step_tokens = self.options.step_tokens.max(1);
+        let scores = match self.prefill_prefix(slot, prefix, step_tokens) {
+            Ok(scores) => scores,
             Err(error) => {
                 self.prefixes.pop_back();
                 self.engine.close(slot);
                 return Err(error);
             }
         };
-        if let Some(prefix) = self.prefixes.back_mut() {
-            prefix.alignment = alignment;
-        }
-        self.read_prefix(prefix, &features);
+        let alignment = self.options.alignment;
+        let prefix = SharedPrefix { tokens: prefix, scores: &scores, step_tokens, alignment };
+        with_each(&mut self.sources, |source| source.share_prefix(&prefix));
         self.unattributed_seconds += start.elapsed().as_secs_f64();
         Ok(())
     }

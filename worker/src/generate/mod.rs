@@ -11,12 +11,15 @@
 //! Nothing of one text is visible to the next.
 
 mod constraint;
+mod counts;
 mod draft_model;
 mod generator;
 mod options;
 mod request;
 mod sequence;
+mod source;
 mod stop;
+mod threads;
 mod waiting;
 
 pub use draft_model::DraftModel;
@@ -25,6 +28,7 @@ pub use options::GenerateOptions;
 #[cfg(feature = "mistralrs")]
 pub(crate) use request::FAILURES_IN_A_ROW_MAX;
 pub use request::{Finished, GenerateError, Generated, Request, StopReason, TextError, TextGenerator};
+pub use source::{Draft, DraftSource, DraftTerms, Opening, Outcome, SequenceId, SharedPrefix};
 #[cfg(feature = "mistralrs")]
 pub(crate) use stop::cut_at_stop;
 pub(crate) use stop::whole_characters;

@@ -1,11 +1,10 @@
 //! One text under way: its part of every step, and what the target says about it.
 
 use std::collections::VecDeque;
-use std::time::Instant;
 
 use laser_decode::{
-    Alignment, Candidate, DraftContext, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification,
-    Verified, chain_parents, verify,
+    Candidate, DraftTree, Drafter, Draw, Noise, Pool, Source, TargetScores, Verification, Verified, chain_parents,
+    verify,
 };
 use laser_engine::{Allowed, MaskedNode, Scores, Segment, Slot};
 use laser_grammar::{GrammarError, Parser};
@@ -14,9 +13,10 @@ use laser_schema::audit::{Origin, Proposer};
 use laser_schema::knowledge::RunnerUp;
 
 use super::constraint::{Constrained, Rule, TreeScores};
-use super::draft_model::{DraftModel, Readable, Reader, index_u32};
+use super::draft_model::index_u32;
 use super::options::GenerateOptions;
 use super::request::{Generated, Request, StopReason, TextError};
+use super::source::{Draft, SequenceId};
 use super::stop::{cut_at_stop, whole_characters};
 use crate::budget::{REACH_MIN, Reach, Terms};
 use crate::calibration::Hindsight;
@@ -29,12 +29,9 @@ const SURE: f32 = 0.95;
 pub(super) struct Room {
     /// Its cache.
     pub(super) slot: Slot,
-    /// Tokens of the prompt that the cache holds already, and the place among the texts under way of the sample that
-    /// they were computed for, if it was one.
+    /// Tokens of the prompt that the cache holds already, and the sample that they were computed for, if it was one.
     pub(super) cached: usize,
-    pub(super) sample: Option<usize>,
-    /// What the target would have written at these.
-    pub(super) alignment: Alignment,
+    pub(super) sample: Option<SequenceId>,
     /// Bound on the text's tokens.
     pub(super) max_tokens: usize,
 }
@@ -43,7 +40,6 @@ pub(super) struct Room {
 pub(super) struct Sequence {
     pub(super) request: Request,
     pub(super) slot: Slot,
-    context: DraftContext,
     /// Known tokens that are not cached yet.
     pub(super) pending: VecDeque<u32>,
     /// Bound on this text's tokens: the option's, or what the context length leaves.
@@ -53,19 +49,15 @@ pub(super) struct Sequence {
     pub(super) done: Generated,
     // This step's segment: a chunk of `pending`, then the tree without its root.
     pub(super) chunk: usize,
-    pub(super) tree: DraftTree,
+    pub(super) draft: Draft,
     tokens: Vec<u32>,
     parents: Vec<u32>,
-    /// Seconds that the step waited for its draft.
-    pub(super) drafting: f64,
-    /// What each draft model has of it, and how many nodes they may draft in this step.
-    pub(super) readers: Vec<Option<Reader>>,
-    reading: usize,
-    /// Whether a draft model has read this step's tree, and whether one had read the one that is watched.
-    is_refined: bool,
-    watches_refined: bool,
-    /// The name under which the budget knows what its refined drafts are worth.
-    refined_worth: String,
+    /// Tokens of the prompt of which it is still to be told what the target says.
+    unscored: usize,
+    /// Whether a model had read the tree that is watched.
+    watches_read: bool,
+    /// The name under which the budget knows what drafts are worth that a model has read.
+    worth_read: String,
     /// What it has to follow, if anything, and why it cannot go on.
     constraint: Option<Constrained>,
     failed: Option<GrammarError>,
@@ -78,51 +70,25 @@ pub(super) struct Sequence {
 
 impl Sequence {
     /// A sequence whose cache `room` holds the beginning of the prompt.
-    pub(super) fn new(
-        request: Request,
-        room: Room,
-        readers: Vec<Option<Reader>>,
-        options: &GenerateOptions,
-        vocab_size: usize,
-    ) -> Self {
-        let drafter = if request.plain { Drafter::None } else { options.drafter };
-        let end = options.end_of_text.first().copied().unwrap_or(u32::MAX);
-        let mut context = DraftContext::new(drafter, request.pool.clone(), end);
-        // A tokenizer may know more tokens than the model, whose engine refuses those.
-        let known = |token: &&u32| (**token as usize) < vocab_size;
-        let previous: Vec<u32> = request.previous.iter().take_while(known).copied().collect();
-        if !previous.is_empty() {
-            context.add_previous(&previous);
-        }
-        context.extend(&request.prompt);
-        if drafter != Drafter::None {
-            *context.alignment_mut() = room.alignment;
-        }
-        let noise = Noise::new(request.key);
-        if let Some(sampling) = options.sampling {
-            context.draw_by(Draw { sampling, noise });
-        }
-        let noise = noise.before(request.prompt.len() - 1);
+    pub(super) fn new(id: SequenceId, request: Request, room: &Room, options: &GenerateOptions) -> Self {
         let pool = request.pool.as_ref().map_or("", Pool::name);
-        let refined_worth = format!("{pool}+model");
+        let worth_read = format!("{pool}+model");
+        let noise = Noise::new(request.key).before(request.prompt.len() - 1);
+        let aligns = options.alignment > 0 && options.drafter != Drafter::None && !request.plain;
         Self {
             pending: request.prompt[room.cached..].iter().copied().collect(),
+            unscored: if aligns { request.prompt.len() - 1 - room.cached } else { 0 },
             request,
             slot: room.slot,
-            context,
             max_tokens: room.max_tokens,
             draw: options.sampling.map(|sampling| Draw { sampling, noise }),
             done: Generated::default(),
             chunk: 0,
-            tree: DraftTree::new(),
+            draft: Draft { id, ..Draft::default() },
             tokens: Vec::new(),
             parents: Vec::new(),
-            drafting: 0.0,
-            readers,
-            reading: 0,
-            is_refined: false,
-            watches_refined: false,
-            refined_worth,
+            watches_read: false,
+            worth_read,
             constraint: None,
             failed: None,
             asked: None,
@@ -138,8 +104,6 @@ impl Sequence {
         let begun = constraint.begin(self.max_tokens - 1)?;
         self.done.forced += begun.len() as u64;
         self.done.origins.extend(begun.iter().map(|_| Origin::CONSTRAINT));
-        self.context.extend(&begun);
-        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(&begun));
         self.pending.extend(&begun);
         self.done.tokens.extend(begun);
         Ok(())
@@ -154,7 +118,7 @@ impl Sequence {
     /// there makes n-grams, and verification takes none of it that is not allowed.
     pub(super) fn cut_forbidden(&mut self, drafter: Drafter) {
         if let Some(constraint) = self.constraint.as_mut().filter(|_| !matches!(drafter, Drafter::Lookahead { .. })) {
-            self.failed = constraint.cut(&mut self.tree).err();
+            self.failed = constraint.cut(&mut self.draft.tree).err();
         }
     }
 
@@ -169,7 +133,7 @@ impl Sequence {
         let rule = self.rule(options);
         if let Some(constraint) = self.constraint.as_mut().filter(|_| is_scored && self.failed.is_none()) {
             let scores = TreeScores { scores, root: self.chunk - 1, told: None };
-            match constraint.advance(&self.tree, &scores, rule) {
+            match constraint.advance(&self.draft.tree, &scores, rule) {
                 Ok(asked) => self.asked = asked,
                 Err(error) => self.failed = Some(error),
             }
@@ -179,7 +143,7 @@ impl Sequence {
     /// What the engine is to be asked.
     pub(super) fn masked_node(&self) -> Option<MaskedNode<'_>> {
         let (node, mask) = self.asked.as_ref()?;
-        let place = self.place() + self.tree.depths().get(*node).map_or(0, |depth| *depth as usize);
+        let place = self.place() + self.draft.tree.depths().get(*node).map_or(0, |depth| *depth as usize);
         let draw = self.draw.map(|draw| draw.after(place));
         Some(MaskedNode { slot: self.slot, node: self.chunk - 1 + node, mask, draw })
     }
@@ -206,7 +170,7 @@ impl Sequence {
     /// Its part of this step.
     pub(super) fn segment(&self) -> Segment<'_> {
         let scored_from = match self.is_scored() {
-            _ if self.is_aligning() => 0,
+            _ if self.unscored > 0 => 0,
             true => self.chunk - 1,
             false => self.tokens.len(),
         };
@@ -217,26 +181,6 @@ impl Sequence {
             scored_from,
             draw: self.draw,
             ..Segment::default()
-        }
-    }
-
-    /// What the target would have written in place of its prompt, as far as that is known.
-    pub(super) fn alignment(&self) -> &Alignment {
-        self.context.alignment()
-    }
-
-    /// Whether what the target would have written in place of the prompt is wanted, and not known to its end.
-    fn is_aligning(&self) -> bool {
-        self.alignment().most() > 0 && self.alignment().places() + 1 < self.request.prompt.len()
-    }
-
-    /// Learns from a step what the target would have written in place of the prompt's tokens.
-    fn align(&mut self, scores: &Scores) {
-        for node in 0..self.chunk {
-            if !self.is_aligning() {
-                return;
-            }
-            self.context.alignment_mut().push(scores.top(node));
         }
     }
 
@@ -257,11 +201,8 @@ impl Sequence {
         self.tokens.extend(self.pending.iter().take(self.chunk));
         self.parents.clear();
         self.parents.extend(chain_parents(self.chunk));
-        self.tree.clear();
-        self.reading = 0;
-        self.is_refined = false;
-        self.readers.iter_mut().flatten().for_each(|reader| reader.is_current = false);
-        self.drafting = 0.0;
+        self.draft.tree.clear();
+        (self.draft.seconds, self.draft.rationed, self.draft.is_read) = (0.0, 0.0, false);
         self.chunk
     }
 
@@ -270,93 +211,61 @@ impl Sequence {
         self.chunk == self.pending.len()
     }
 
-    /// A tree of at most `nodes` nodes below the last pending token; `adapts` if a budget is going to cut it.
-    pub(super) fn draft(&mut self, nodes: usize, adapts: bool) {
-        let start = Instant::now();
+    /// A draft of at most `nodes` nodes below the last pending token; `adapts` if a budget is going to cut it.
+    pub(super) fn begin_draft(&mut self, nodes: usize, adapts: bool) -> &mut Draft {
+        let place = self.place();
+        let left = self.max_tokens - self.done.tokens.len();
         // The token after the tree's last is the target's own: no more than that can be of use.
-        let useful = self.max_tokens - self.done.tokens.len() - 1;
-        let useful = nodes.min(useful);
-        let most = if adapts { self.reach.next(useful) } else { useful };
-        self.context.draft(most, &mut self.tree);
-        self.reading = if adapts { most.max(REACH_MIN).min(useful) } else { useful };
-        if most > 0 {
-            self.drafting = start.elapsed().as_secs_f64();
-        }
-    }
-
-    /// What a draft model may read of it, if it can.
-    pub(super) fn readable(&mut self, at: usize, model: &DraftModel) -> Option<Readable<'_>> {
-        let reader = self.readers.get_mut(at)?.as_mut()?;
-        if self.reading == 0 || !model.can_read(reader, self.reading.max(self.tree.len())) {
-            return None;
-        }
-        reader.is_current = true;
-        let written = self.request.prompt.len() - 1 + self.done.tokens.len();
-        reader.refined.begin(&self.tree, self.draw.map(|draw| draw.after(written).noise));
-        Some(Readable { reader, nodes: self.reading, left: self.max_tokens - self.done.tokens.len() })
-    }
-
-    /// Takes over the tree that a reader has refined, for its share of the seconds that this took.
-    pub(super) fn take_refined(&mut self, at: usize, seconds: f64) {
-        if let Some(reader) = self.readers.get(at).and_then(Option::as_ref).filter(|reader| reader.is_current) {
-            self.is_refined |= !reader.refined.is_unread(0);
-            self.tree.clone_from(reader.refined.tree());
-            self.done.draft_seconds += seconds;
-        }
-    }
-
-    /// Drops the reader of a draft model that is of no use any longer.
-    pub(super) fn forget_reader(&mut self, at: usize) {
-        if at < self.readers.len() {
-            self.readers.remove(at);
-        }
+        let useful = nodes.min(left - 1);
+        let draft = &mut self.draft;
+        draft.reach = if adapts { self.reach.next(useful) } else { useful };
+        draft.nodes = if adapts { draft.reach.max(REACH_MIN).min(useful) } else { useful };
+        draft.left = left;
+        draft.noise = self.draw.map(|draw| draw.after(place).noise);
+        self.pending.back().into_iter().for_each(|&root| draft.tree.reset(root));
+        draft
     }
 
     /// Watches what becomes of its draft.
     pub(super) fn watch(&mut self) {
-        if self.hindsight.watch(&self.tree, self.done.tokens.len()) {
-            self.watches_refined = self.is_refined;
+        if self.hindsight.watch(&self.draft.tree, self.done.tokens.len()) {
+            self.watches_read = self.draft.is_read;
         }
     }
 
     /// The name under which the budget knows what this step's draft is worth.
     pub(super) fn worth(&self) -> &str {
-        self.worth_of(self.is_refined)
+        self.worth_of(self.draft.is_read)
     }
 
     /// That of the draft which is watched, or was until now.
     pub(super) fn watched_worth(&self) -> &str {
-        self.worth_of(self.watches_refined)
+        self.worth_of(self.watches_read)
     }
 
     /// Drafts are worth what those of their pool are, and others if a draft model has read them.
-    fn worth_of(&self, is_refined: bool) -> &str {
-        if is_refined { &self.refined_worth } else { self.request.pool.as_ref().map_or("", Pool::name) }
+    fn worth_of(&self, is_read: bool) -> &str {
+        if is_read { &self.worth_read } else { self.request.pool.as_ref().map_or("", Pool::name) }
     }
 
     /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
     pub(super) fn cut(&mut self, kept: usize, terms: Terms) {
-        if self.drafted() > 0 {
+        if self.draft.drafted() > 0 {
             self.reach.learn(kept, terms);
         }
-        self.tree.truncate(kept);
-    }
-
-    /// Drafted nodes of this step.
-    pub(super) fn drafted(&self) -> usize {
-        self.tree.len().saturating_sub(1)
+        self.draft.tree.truncate(kept);
     }
 
     /// Puts what is left of the tree behind the chunk.
     pub(super) fn attach_tree(&mut self) {
-        self.done.draft_seconds += self.drafting;
-        if self.drafted() == 0 {
+        self.done.draft_seconds += self.draft.seconds;
+        if self.draft.drafted() == 0 {
             return;
         }
         let root = self.chunk - 1;
-        self.tokens.extend(&self.tree.tokens()[1..]);
-        self.parents.extend(self.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
-        self.done.drafted += self.tree.drafted() as u64;
+        self.tokens.extend(&self.draft.tree.tokens()[1..]);
+        self.parents.extend(self.draft.tree.parents()[1..].iter().map(|p| p + index_u32(root)));
+        self.done.drafted += self.draft.tree.drafted() as u64;
     }
 
     /// Takes over what the target says about this step's segment: the nodes to keep in the cache, and
@@ -368,7 +277,7 @@ impl Sequence {
         tokenizer: &Tokenizer,
     ) -> Result<(Vec<usize>, Option<StopReason>), TextError> {
         let mut keep: Vec<usize> = (0..self.chunk).collect();
-        self.align(scores);
+        self.unscored = self.unscored.saturating_sub(self.chunk);
         if !self.is_scored() {
             self.pending.drain(..self.chunk);
             return Ok((keep, None));
@@ -378,10 +287,9 @@ impl Sequence {
         }
         let root = self.chunk - 1;
         let told = self.constraint.as_mut().map(|constraint| std::mem::take(&mut constraint.told));
-        let unconstrained = TreeScores { scores, root, told: None };
         let scores = TreeScores { scores, root, told: told.as_deref() };
         let Rule { policy, .. } = self.rule(options);
-        let step = verify(&self.tree, &scores, policy, &options.end_of_text);
+        let step = verify(&self.draft.tree, &scores, policy, &options.end_of_text);
         keep.extend(step.path.iter().map(|node| root + node));
         let parents = std::iter::once(0).chain(step.path.iter().copied());
         for (parent, place) in parents.zip(self.done.tokens.len()..) {
@@ -409,19 +317,16 @@ impl Sequence {
         let accepted = step.path.len().min(emitted);
         self.done.step_accepted.push(index_u32(accepted));
         for &node in &step.path[..accepted] {
-            let relaxed = !is_choice(&self.tree, &scores, node);
+            let relaxed = !is_choice(&self.draft.tree, &scores, node);
             self.done.relaxed += u64::from(relaxed);
-            let source = proposer(self.tree.sources()[node]);
+            let source = proposer(self.draft.tree.sources()[node]);
             self.done.origins.push(Origin { source, relaxed });
         }
         if emitted > accepted {
             self.done.origins.push(Origin::TARGET);
         }
-        self.context.observe(&self.tree, |node| unconstrained.prediction(node).choice.token);
         let stop = self.force(&step, stop, options, tokenizer)?;
         let new = &self.done.tokens[from..];
-        self.context.extend(new);
-        self.readers.iter_mut().flatten().for_each(|reader| reader.emitted(new));
         self.pending.clear();
         self.pending.extend(&new[emitted.saturating_sub(1)..]);
         Ok((keep, stop))
@@ -451,7 +356,7 @@ impl Sequence {
         let Some(constraint) = self.constraint.as_mut().filter(|_| stop != Some(StopReason::End)) else {
             return Ok(stop);
         };
-        constraint.settle(&self.tree, &step.path, step.tokens.get(step.path.len()).copied())?;
+        constraint.settle(&self.draft.tree, &step.path, step.tokens.get(step.path.len()).copied())?;
         while stop.is_none()
             && let Some(token) = self.constraint.as_mut().map_or(Ok(None), Constrained::forced)?
         {

@@ -245,7 +245,8 @@ fn a_draft_model_changes_no_text_under_a_constraint() {
     for options_of_draft in [fake_options(), FakeOptions { reads_features: true, ..fake_options() }] {
         let draft = DraftModel::new(Box::new(FakeEngine::new(options_of_draft)), 3, None);
         let options = GenerateOptions { nodes: 16, batch: 3, step_tokens: 128, ..long() };
-        let mut generator = generator(Box::new(fake()), options, &grammar).with_draft_models(vec![draft]);
+        let mut generator =
+            generator(Box::new(fake()), options, &grammar).with_draft_sources(vec![draft.into_source()]);
         let requests = (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt));
         for (got, expected) in run(&mut generator, requests).iter().zip(&expected) {
             assert_is(got, expected, "draft model");

@@ -41,7 +41,7 @@ fn acceptance_head() -> (Box<dyn Engine>, Arc<Mutex<Log>>) {
 }
 
 fn generator(model: DraftModel, options: GenerateOptions) -> Generator {
-    Generator::new(Box::new(fake()), tokenizer(), options).with_draft_models(vec![model])
+    Generator::new(Box::new(fake()), tokenizer(), options).with_draft_sources(vec![model.into_source()])
 }
 
 fn cost() -> StepCost {
@@ -75,7 +75,7 @@ fn texts_are_the_naive_decoders_whatever_drafts() {
                     let of = |language: &FakeOptions| model(language.clone(), Mischief::default(), forwards);
                     let (drafts, logs): (Vec<_>, Vec<_>) = languages.iter().map(of).unzip();
                     let mut generator = Generator::new(Box::new(fake()), tokenizer(), options);
-                    generator = generator.with_draft_models(drafts);
+                    generator = generator.with_draft_sources(drafts.into_iter().map(DraftModel::into_source).collect());
                     let requests = (0..)
                         .zip(&prompts)
                         .map(|(id, prompt)| Request { pool: Some(pool.clone()), ..request(id, prompt) });
@@ -172,7 +172,7 @@ fn samples_of_a_prompt_draft_from_all_of_it_and_a_model_reads_it_once() {
         if is_late {
             generator.share_prefix(&[&prompt, &prefix]).unwrap();
         }
-        generator.swap_draft_models(&mut vec![model]);
+        generator.swap_draft_sources(&mut vec![model.into_source()]);
         let texts = run(&mut generator, (0..5).map(|id| request(id, &prompt)));
         for (got, expected) in texts.iter().zip(&expected) {
             assert_naive(got.as_ref().unwrap(), expected, &what);
@@ -229,7 +229,7 @@ fn heads_draft_as_many_tokens_as_they_tell_ahead_in_one_forward() {
         }
         let target = Box::new(FakeEngine::new(markov(fake_options())));
         let options = GenerateOptions { nodes, ..options.clone() };
-        let mut generator = Generator::new(target, tokenizer(), options).with_draft_models(vec![draft]);
+        let mut generator = Generator::new(target, tokenizer(), options).with_draft_sources(vec![draft.into_source()]);
         let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, prompt)| request(id, prompt)));
         for text in texts.into_iter().map(Result::unwrap) {
             let (last, accepted) = text.step_accepted.split_last().unwrap();
@@ -339,8 +339,8 @@ fn the_trees_of_several_draft_models_are_merged() {
     let options = GenerateOptions { drafter: Drafter::None, nodes: 4, batch: 3, step_tokens: 512, ..options() };
     let accepted = |languages: &[FakeOptions]| {
         let of = |language: &FakeOptions| model(language.clone(), Mischief::default(), 1).0;
-        let drafts = languages.iter().map(of).collect();
-        let mut generator = Generator::new(Box::new(fake()), tokenizer(), options.clone()).with_draft_models(drafts);
+        let drafts = languages.iter().map(of).map(DraftModel::into_source).collect();
+        let mut generator = Generator::new(Box::new(fake()), tokenizer(), options.clone()).with_draft_sources(drafts);
         let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
         aal(&texts.into_iter().map(Result::unwrap).collect::<Vec<_>>())
     };
@@ -355,7 +355,8 @@ fn of_several_draft_models_the_one_that_fails_is_dropped() {
     let options = GenerateOptions { drafter: Drafter::None, nodes: 4, batch: 3, step_tokens: 512, ..options() };
     let (good, log) = model(fake_options(), Mischief::default(), 1);
     let (bad, _) = model(stranger(), Mischief { fail_from_step: Some(2), ..Mischief::default() }, 1);
-    let mut generator = Generator::new(Box::new(fake()), tokenizer(), options).with_draft_models(vec![bad, good]);
+    let mut generator = Generator::new(Box::new(fake()), tokenizer(), options)
+        .with_draft_sources(vec![bad.into_source(), good.into_source()]);
     let texts = run(&mut generator, (0..).zip(&prompts).map(|(id, p)| request(id, p)));
     for (got, prompt) in texts.iter().zip(&prompts) {
         assert_naive(got.as_ref().unwrap(), &naive(&mut fake(), prompt, &generator.options().clone()), "dropped");

@@ -4,12 +4,12 @@ use laser_engine::{EngineError, Scores};
 
 use super::super::constraint::CANDIDATES;
 use super::super::request::{Finished, Generated, StopReason, TextError};
-use super::super::sequence::Sequence;
+use super::super::sequence::{Room, Sequence};
 use super::Generator;
 
 impl Generator {
     /// Lets a sequence take part, held to the grammar if there is one.
-    pub(super) fn begin(&mut self, mut sequence: Sequence, finished: &mut Vec<Finished>) {
+    pub(super) fn begin(&mut self, mut sequence: Sequence, room: &Room, finished: &mut Vec<Finished>) {
         if let Some(grammar) = &self.grammar {
             let parser = self.parsers.pop().unwrap_or_else(|| grammar.parser());
             if let Err(error) = sequence.constrain(parser, &self.options) {
@@ -17,6 +17,7 @@ impl Generator {
                 return finished.push(Finished { id: sequence.request.id, result: Err(error) });
             }
         }
+        self.follow(&sequence, room);
         self.active.push(sequence);
     }
 

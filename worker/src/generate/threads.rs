@@ -12,6 +12,7 @@ pub(super) const PARALLEL_DRAFTS_MIN: usize = 16;
 
 /// The engine's threads, which wait while nothing is forwarded: others would compete with them for the processor, and
 /// would be more than `[model] threads` allows. Those of the process if the engine has none of its own.
+#[derive(Clone)]
 pub(super) struct Threads(Option<Arc<ThreadPool>>);
 
 impl Threads {
