@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 # Crates that the README's first command compiles, at most: the first build must not grow unseen.
 crates_max=491
 # The same for all commands: another selection of features compiles the dependencies again.
-build=(--release --workspace --locked --features mistralrs)
+build=(--release --workspace --locked --features mistralrs --config tests/profile.toml)
 target=${CARGO_TARGET_DIR:-target}
 log=$(mktemp -d)
 trap 'rm -r "$log"' EXIT

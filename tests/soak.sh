@@ -5,4 +5,5 @@ cd "$(dirname "$0")/.."
 source tests/nats.sh
 source tests/moto.sh
 export LASER_SOAK_MINUTES=${1:-10}
-exec cargo test --release --workspace --locked --features mistralrs --test cli soak -- --nocapture
+exec cargo test --release --workspace --locked --features mistralrs --config tests/profile.toml --test cli soak -- \
+    --nocapture

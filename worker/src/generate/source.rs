@@ -117,8 +117,8 @@ pub struct Outcome<'a> {
     pub scores: &'a Scores,
     /// See `scores`.
     pub chunk: usize,
-    /// What was drafted, as far as it was verified. Its root is the last token of the chunk; it is empty if the step did
-    /// not come to the end of the prompt.
+    /// What was drafted, as far as it was verified. Its root is the last token of the chunk; it is empty if the step
+    /// did not come to the end of the prompt.
     pub tree: &'a DraftTree,
     /// The tokens that the text goes on with.
     pub emitted: &'a [Token],
