@@ -297,11 +297,12 @@ impl Refined {
         self.notes[node].read.is_none()
     }
 
-    /// The drafted nodes that the draft model has to be given so that it reads those it has not read, ends of texts
-    /// excepted: these and their ancestors below the root, ascending.
+    /// The drafted nodes that the draft model has to be given so that it reads those of at least this path probability
+    /// that it has not read, ends of texts excepted: these and their ancestors below the root, ascending.
     #[must_use]
-    pub fn to_read(&self, end_of_text: Token) -> Vec<usize> {
-        let mut needed: Vec<bool> = (0..self.tree.len()).map(|node| self.is_unread(node)).collect();
+    pub fn to_read(&self, end_of_text: Token, min_probability: f32) -> Vec<usize> {
+        let is_wanted = |node| self.is_unread(node) && self.tree.probabilities()[node] >= min_probability;
+        let mut needed: Vec<bool> = (0..self.tree.len()).map(is_wanted).collect();
         for node in (1..self.tree.len()).rev() {
             let is_end = self.tree.tokens()[node] == end_of_text;
             needed[node] &= !is_end;
@@ -315,8 +316,8 @@ impl Refined {
     /// Of [`to_read`](Self::to_read) the nodes whose parent was read, and their ancestors: what a draft model can read
     /// that needs the [feature](Self::feature_before) which it gave the parent.
     #[must_use]
-    pub fn to_read_next(&self, end_of_text: Token) -> Vec<usize> {
-        let mut nodes = self.to_read(end_of_text);
+    pub fn to_read_next(&self, end_of_text: Token, min_probability: f32) -> Vec<usize> {
+        let mut nodes = self.to_read(end_of_text, min_probability);
         nodes.retain(|&node| self.feature_before(node).is_some());
         nodes
     }

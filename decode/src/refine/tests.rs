@@ -49,7 +49,7 @@ fn tokens_of(tree: &DraftTree, node: usize) -> Vec<Token> {
 
 /// One forward of the draft model.
 fn read(refined: &mut Refined, trust: f32) {
-    let mut nodes = refined.to_read(END);
+    let mut nodes = refined.to_read(END, 0.0);
     nodes.insert(0, 0);
     for node in nodes {
         let path = tokens_of(refined.tree(), node);
@@ -150,14 +150,14 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
     tree.push(one, END, 0.5, Source::Pool);
     let mut refined = Refined::default();
     refined.begin(&tree, None);
-    assert_eq!(refined.to_read(END), [1]);
+    assert_eq!(refined.to_read(END, 0.0), [1]);
     refined.read(0, &[], Calibration::default(), &[0.5]);
     refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], Calibration::default(), &[1.5]);
-    assert_eq!(refined.to_read(END), [0; 0]);
+    assert_eq!(refined.to_read(END, 0.0), [0; 0]);
     refined.grow(TERMS);
     // 3 is new below 2, which has to be given again.
     let new = (1..refined.tree().len()).find(|&node| refined.tree().tokens()[node] == 3).unwrap();
-    assert_eq!(refined.to_read(END), [1, new]);
+    assert_eq!(refined.to_read(END, 0.0), [1, new]);
     assert_eq!(refined.tree().sources()[new], Source::Model);
     // The end of text has five ninths of what follows 2.
     let (others, model) = refined.opinions(new).unwrap();

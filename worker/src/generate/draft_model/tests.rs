@@ -27,7 +27,9 @@ fn readers(model: &mut DraftModel, prompts: &[usize]) -> Vec<Reader> {
 /// Which of the readers, whose texts may get so many more tokens, the forward of this place reads.
 fn paying(model: &mut DraftModel, place: usize, readers: &mut [Reader], left: usize) -> Vec<usize> {
     let readable: Vec<_> = readers.iter_mut().map(|reader| Readable { reader, nodes: 8, left }).collect();
-    model.paying(place, &readable, &(0..readable.len()).collect::<Vec<_>>(), 0)
+    let all: Vec<usize> = (0..readable.len()).collect();
+    let wanted = model.wanted(place, &readable, &all, 0);
+    model.paying(place, &readable, &all, wanted)
 }
 
 /// Forwards that gain so many tokens per unit of probability.
