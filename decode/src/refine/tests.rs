@@ -151,6 +151,7 @@ fn nothing_that_was_read_is_read_again_but_ancestors_are_given() {
     let mut refined = Refined::default();
     refined.begin(&tree, None);
     assert_eq!(refined.to_read(END, 0.0), [1]);
+    assert_eq!(refined.to_read(END, 0.91), [0; 0], "too improbable");
     refined.read(0, &[], Calibration::default(), &[0.5]);
     refined.read(1, &[Candidate { token: 3, log_probability: -1.0 }], Calibration::default(), &[1.5]);
     assert_eq!(refined.to_read(END, 0.0), [0; 0]);

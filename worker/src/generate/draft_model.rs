@@ -11,7 +11,8 @@
 //! [`Accuracies`]: laser_decode::Accuracies
 //!
 //! Under a budget each forward has to pay: the tokens that it is expected to gain must exceed those that its time gives
-//! at the recent rate. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
+//! at the recent rate. It reads those nodes alone that are worth their part of its time, since most of a tree is
+//! improbable, and as many texts as are worth the most. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
 //! path probabilities of the nodes that are to be read, times what the last forwards of its place gained per unit of
 //! that, and times what came of such expectations of late: where a node has to be nearly certain to pay, as in large
 //! batches on a CPU, estimates that are only a little too high promise a gain where there is a loss. This is the
@@ -28,6 +29,7 @@
 mod learnt;
 mod reading;
 mod source;
+mod worth;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -37,6 +39,7 @@ use laser_engine::{ACCEPTED, Engine, EngineError, EngineInfo, REJECTED, Scores, 
 
 use learnt::{Learnt, Outcome};
 use reading::{Judged, Reading};
+use worth::{Promise, RATE, TRIAL_TEXTS, Worth};
 
 use super::source::{Draft, DraftSource};
 use crate::cost::{StepCost, StepLoad};
@@ -47,27 +50,8 @@ const CANDIDATES: usize = 8;
 /// The same of texts that are drawn: the noise may favour any of them.
 const DRAWN_CANDIDATES: usize = 32;
 
-/// Rate of the averages of gains and of tokens per second: about the last thirty steps count.
-const RATE: f64 = 0.03;
-
 /// Nodes over whose cost the price of one is averaged: kernels work on rows in tiles.
 const PRICED_NODES: usize = 16;
-
-/// A forward that did not pay is tried again after so many steps, and then ever more rarely up to so many: it may pay
-/// on other texts.
-const RETRY_STEPS: std::ops::RangeInclusive<u32> = 32..=4096;
-
-/// Texts that a forward reads as long as it is not known to pay: those of which the fewest tokens are left to read.
-const TRIAL_TEXTS: usize = 2;
-
-/// Forwards after which their gain counts as known, and after as many more each twice as many texts may be read.
-const TRIAL_FORWARDS: u32 = 8;
-
-/// Tokens that are taken to be gained as expected before any were.
-const TRUSTED: f64 = 4.0;
-
-/// Times that the texts of a trial are doubled, at most: beyond any batch.
-const TRIAL_DOUBLINGS: u32 = 20;
 
 /// A second model that drafts.
 pub struct DraftModel {
@@ -105,51 +89,6 @@ impl std::fmt::Debug for DraftModel {
 struct AcceptanceHead {
     engine: Box<dyn Engine>,
     scale: [f32; 2],
-}
-
-/// What a forward of a step is worth, by its place among them.
-#[derive(Debug, Clone, Copy, Default)]
-struct Worth {
-    /// Sums over the last forwards: the expected tokens that they gained, and the path probabilities of the nodes that
-    /// they read. None before the first.
-    gain: f64,
-    reached: f64,
-    /// How many there were.
-    forwards: u32,
-    /// Steps since the last one, and after how many it is tried again.
-    idle: u32,
-    wait: u32,
-}
-
-impl Worth {
-    /// Expected tokens per unit of path probability, once they are known.
-    fn rate(&self) -> Option<f64> {
-        (self.forwards >= TRIAL_FORWARDS && self.reached > 0.0).then(|| self.gain / self.reached)
-    }
-
-    /// Whether the forward is tried although it would not pay.
-    fn tries(&mut self) -> bool {
-        self.idle += 1;
-        let tries = self.idle > self.wait.max(*RETRY_STEPS.start());
-        if tries {
-            (self.idle, self.wait) = (0, (2 * self.wait).clamp(2 * RETRY_STEPS.start(), *RETRY_STEPS.end()));
-        }
-        tries
-    }
-}
-
-/// What refined trees were to gain over the last steps, and what they did, in tokens.
-#[derive(Debug, Clone, Copy, Default)]
-struct Promise {
-    expected: f64,
-    kept: f64,
-}
-
-impl Promise {
-    /// The share of what is expected that comes.
-    fn share(self) -> f64 {
-        ((self.kept + TRUSTED) / (self.expected + TRUSTED)).max(0.0)
-    }
 }
 
 /// What the draft model has of one sequence.
@@ -508,7 +447,7 @@ impl DraftModel {
         among.sort_by_key(|&at| readers[at].backlog());
         let tried = among.len().min(TRIAL_TEXTS);
         let worth = &self.worth[place];
-        among.truncate(TRIAL_TEXTS << (worth.forwards / TRIAL_FORWARDS).min(TRIAL_DOUBLINGS));
+        among.truncate(worth.texts());
         let share = self.promise().share();
         let count = worth.rate().map_or(Some(tried), |gain| {
             let (mut load, mut reached) = (StepLoad::default(), 0.0);
@@ -526,11 +465,8 @@ impl DraftModel {
             }
             best
         });
-        let worth = &mut self.worth[place];
-        if count.is_some() {
-            (worth.idle, worth.wait) = (0, *RETRY_STEPS.start());
-        }
-        among.truncate(count.unwrap_or(if worth.tries() { tried } else { 0 }));
+        let tries = self.worth[place].tries(count.is_some());
+        among.truncate(count.unwrap_or(if tries { tried } else { 0 }));
         among
     }
 
@@ -643,10 +579,7 @@ impl DraftModel {
 
     /// Learns from a forward: what it gained of how much that it read, and its seconds unless it also read prompts.
     fn learn(&mut self, place: usize, (gain, reached): (f64, f64), (load, seconds): (StepLoad, Option<f64>)) {
-        let worth = &mut self.worth[place];
-        worth.forwards = worth.forwards.saturating_add(1);
-        worth.gain += gain - RATE * worth.gain;
-        worth.reached += reached - RATE * worth.reached;
+        self.worth[place].learn(gain, reached);
         if let (Some(cost), Some(seconds)) = (&mut self.cost, seconds) {
             cost.learn(load, seconds);
         }
@@ -673,11 +606,10 @@ impl DraftModel {
     /// Learns from a sequence's drafted nodes and how many of them were accepted what came of its promise.
     fn kept(&mut self, reader: &mut Reader, drafted: usize, accepted: usize) {
         let Some(expected) = reader.promised.take() else { return };
-        let (scale, rate) = (self.scale(), RATE / self.texts.max(1) as f64);
+        let scale = self.scale();
         self.promises.resize(self.promises.len().max(scale + 1), Promise::default());
-        let promise = &mut self.promises[scale];
-        promise.expected += f64::from(expected) - rate * promise.expected;
-        promise.kept += accepted as f64 - f64::from(self.price) * drafted as f64 - rate * promise.kept;
+        let kept = accepted as f64 - f64::from(self.price) * drafted as f64;
+        self.promises[scale].learn(f64::from(expected), kept, self.texts);
     }
 
     /// Learns from the tokens that a sequence has emitted what the model's predictions are worth.

@@ -1,8 +1,9 @@
 //! Which texts a draft model reads, and whom it trusts.
 
-use laser_decode::Candidate;
+use laser_decode::{Candidate, DraftTree, Source};
 use laser_engine::{FakeEngine, FakeOptions};
 
+use super::worth::TRIAL_FORWARDS;
 use super::*;
 
 /// Its forwards take a millisecond and these seconds per token.
@@ -101,6 +102,25 @@ fn a_forward_is_run_as_long_as_what_it_promises_comes() {
     // With another number of texts a node may cost little.
     model.texts = 1;
     assert_eq!(model.promise().share(), 1.0);
+}
+
+#[test]
+fn of_a_tree_the_nodes_are_read_that_are_worth_their_part_of_a_forward() {
+    let mut tree = DraftTree::new();
+    tree.reset(2);
+    for (parent, token, probability) in [(0, 3, 0.5), (1, 4, 0.3), (1, 5, 0.1), (3, 6, 0.05)] {
+        tree.push(parent, token, probability, Source::Pool);
+    }
+    // A token read costs a tenth of one emitted, and a node gains 0.6 or 0.3 tokens per unit of its probability.
+    for (token_seconds, gain, expected) in [(1e-4, 0.6, vec![1, 2]), (1e-4, 0.3, vec![1]), (0.0, 0.3, vec![1, 2, 3, 4])]
+    {
+        let mut model = learnt(model(token_seconds), gain);
+        let mut readers = readers(&mut model, &[0]);
+        readers[0].refined.begin(&tree, None);
+        let readable = [Readable { reader: &mut readers[0], nodes: 8, left: 50 }];
+        let wanted = model.wanted(0, &readable, &[0], 0);
+        assert_eq!(model.nodes_to_read(readable[0].reader, wanted), expected, "{token_seconds} {gain} {wanted:?}");
+    }
 }
 
 #[test]
