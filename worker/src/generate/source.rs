@@ -1,4 +1,4 @@
-//! What drafts: one trait over what counts occurrences, what reads trees, and what comes.
+//! What drafts: one trait, whether it counts occurrences or reads trees.
 //!
 //! The sources of a step follow each other, and there is one tree for each sequence. Each source gets it with the
 //! probabilities of the nodes that are there already and leaves it with its own opinion in them: what [counts
@@ -73,14 +73,15 @@ pub struct Draft {
     pub tree: DraftTree,
     /// Nodes that it may have.
     pub nodes: usize,
-    /// As many as the budget has had use for of late, by the seconds that they took (`rationed`); none where it rests.
-    /// A source that holds its own costs against what it gains goes by `nodes`.
+    /// Of these as many as the budget has had use for of late; none while it lets the sequence rest. A source that
+    /// weighs its own costs goes by `nodes`.
     pub reach: usize,
     /// Tokens that the text may still get.
     pub left: usize,
     /// The noise of the next token, if it is drawn.
     pub noise: Option<Noise>,
-    /// Seconds that the step has waited for it, and those of them that went by `reach`.
+    /// Seconds that the step has waited for it, and those of them that the budget rations: of sources that go by
+    /// `reach`.
     pub seconds: f64,
     /// See `seconds`.
     pub rationed: f64,
