@@ -53,7 +53,7 @@ impl DraftSource for ModelSource {
             min_probability: terms.min_probability,
             end_of_text: terms.end_of_text,
             vocab_size: terms.vocab_size,
-            price: terms.cost.map_or(0.0, |(cost, load)| model.price(cost, load)),
+            price: terms.cost.map_or(0.0, |(cost, load)| model.price_of_node(cost, load)),
         };
         model.refine(&mut readable, terms.step_tokens, refined)?;
         let share = start.elapsed().as_secs_f64() / drafts.len().max(1) as f64;

@@ -112,14 +112,25 @@ fn of_a_tree_the_nodes_are_read_that_are_worth_their_part_of_a_forward() {
         tree.push(parent, token, probability, Source::Pool);
     }
     // A token read costs a tenth of one emitted, and a node gains 0.6 or 0.3 tokens per unit of its probability.
-    for (token_seconds, gain, expected) in [(1e-4, 0.6, vec![1, 2]), (1e-4, 0.3, vec![1]), (0.0, 0.3, vec![1, 2, 3, 4])]
-    {
+    for (token_seconds, gain, price, expected) in [
+        (1e-4, 0.6, 0.0, vec![1, 2]),
+        (1e-4, 0.3, 0.0, vec![1]),
+        (0.0, 0.3, 0.0, vec![1, 2, 3, 4]),
+        // What follows a node has to pay for its own place in the target's forward.
+        (0.0, 0.3, 0.2, vec![1, 2]),
+        (1e-4, 0.6, 0.2, vec![1]),
+    ] {
         let mut model = learnt(model(token_seconds), gain);
+        model.price = price;
         let mut readers = readers(&mut model, &[0]);
         readers[0].refined.begin(&tree, None);
         let readable = [Readable { reader: &mut readers[0], nodes: 8, left: 50 }];
         let wanted = model.wanted(0, &readable, &[0], 0);
-        assert_eq!(model.nodes_to_read(readable[0].reader, wanted), expected, "{token_seconds} {gain} {wanted:?}");
+        assert_eq!(
+            model.nodes_to_read(readable[0].reader, wanted),
+            expected,
+            "{token_seconds} {gain} {price}: {wanted:?}"
+        );
     }
 }
 
