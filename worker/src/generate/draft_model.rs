@@ -12,13 +12,13 @@
 //!
 //! Under a budget each forward has to pay: the tokens that it is expected to gain must exceed those that its time gives
 //! at the recent rate. It reads those nodes alone that are worth their part of its time, since most of a tree is
-//! improbable, and as many texts as are worth the most. A node that is read can only gain if the text comes to it, so what is expected is the sum of the
-//! path probabilities of the nodes that are to be read, times what the last forwards of its place gained per unit of
-//! that, and times what came of such expectations of late: where a node has to be nearly certain to pay, as in large
-//! batches on a CPU, estimates that are only a little too high promise a gain where there is a loss. This is the
-//! stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that all is accepted is high
-//! enough for the cost of one more), stated for trees and batches. Its trained head is one estimator of that chance:
-//! where there is one, it judges every node that the model reads.
+//! improbable, and as many texts as are worth the most. A node that is read can only gain if the text comes to it, so
+//! what is expected is the sum of the path probabilities of the nodes that are to be read, times what the last forwards
+//! of its place gained per unit of that, and times what came of such expectations of late: where a node has to be
+//! nearly certain to pay, as in large batches on a CPU, estimates that are only a little too high promise a gain where
+//! there is a loss. This is the stopping rule of SpecDec++ (arXiv:2405.19715, theorem 3.1: go on while the chance that
+//! all is accepted is high enough for the cost of one more), stated for trees and batches. Its trained head is one
+//! estimator of that chance: where there is one, it judges every node that the model reads.
 //!
 //! To read a text at all the model has to read its prompt first, which costs as much as many forwards. So what forwards
 //! gain is found out on two texts, whatever the batch, then on twice as many after each few forwards. Any other text is
