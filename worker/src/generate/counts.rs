@@ -78,8 +78,7 @@ impl DraftSource for Counts {
         if options.drafter == Drafter::None {
             return;
         }
-        let end = options.end_of_text.first().copied().unwrap_or(Token::MAX);
-        let mut context = DraftContext::new(options.drafter, request.pool.clone(), end);
+        let mut context = DraftContext::new(options.drafter, request.pool.clone(), options.end_of_drafts());
         // The engine refuses tokens that the model does not know.
         let known = |token: &&Token| (**token as usize) < vocab_size;
         let previous: Vec<Token> = request.previous.iter().take_while(known).copied().collect();

@@ -295,7 +295,7 @@ impl Generator {
         let part: Vec<usize> = (0..self.active.len()).filter(|&index| self.active[index].chunk > 0).collect();
         self.budget(&part, room);
         self.cut_forbidden();
-        self.drafted = part.iter().map(|&index| self.active[index].draft.drafted()).sum();
+        self.drafted = part.iter().map(|&index| self.active[index].draft.tree.drafted()).sum();
         part.iter().for_each(|&index| self.active[index].attach_tree());
         part
     }
@@ -335,7 +335,7 @@ impl Generator {
         let terms = DraftTerms {
             step_tokens: options.step_tokens,
             min_probability: options.drafter.min_probability(),
-            end_of_text: options.end_of_text.first().copied().unwrap_or(u32::MAX),
+            end_of_text: options.end_of_drafts(),
             vocab_size: engine.info().vocab_size,
             cost: options.budget.as_ref().map(|budget| (budget.cost(), load)),
         };
@@ -354,7 +354,7 @@ impl Generator {
         for &index in part {
             let sequence = &self.active[index];
             if sequence.draft.rationed > 0.0 {
-                budget.drafted(sequence.draft.rationed, sequence.draft.drafted());
+                budget.drafted(sequence.draft.rationed, sequence.draft.tree.drafted());
             }
             let cached = self.engine.cached(sequence.slot);
             known = known.with(sequence.chunk, cached);

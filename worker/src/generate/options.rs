@@ -1,6 +1,6 @@
 //! How texts are generated.
 
-use laser_decode::{Drafter, Sampling, Verification};
+use laser_decode::{Drafter, Sampling, Token, Verification};
 
 use crate::budget::Budget;
 
@@ -34,4 +34,11 @@ pub struct GenerateOptions {
     /// Whether a prompt begins from the cache of the prefix that it shares with others; a benchmark measures what that
     /// gives.
     pub shared_prefixes: bool,
+}
+
+impl GenerateOptions {
+    /// The token behind which nothing is drafted: the pools' end of text.
+    pub(super) fn end_of_drafts(&self) -> Token {
+        self.end_of_text.first().copied().unwrap_or(Token::MAX)
+    }
 }

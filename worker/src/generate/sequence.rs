@@ -99,8 +99,7 @@ impl Sequence {
 
     /// Holds the text to a constraint, from its first token on: what it is forced to begin with follows the prompt.
     pub(super) fn constrain(&mut self, parser: Parser, options: &GenerateOptions) -> Result<(), TextError> {
-        let end = options.end_of_text.first().copied().unwrap_or(u32::MAX);
-        let constraint = self.constraint.insert(Constrained::new(parser, end));
+        let constraint = self.constraint.insert(Constrained::new(parser, options.end_of_drafts()));
         let begun = constraint.begin(self.max_tokens - 1)?;
         self.done.forced += begun.len() as u64;
         self.done.origins.extend(begun.iter().map(|_| Origin::CONSTRAINT));
@@ -250,7 +249,7 @@ impl Sequence {
 
     /// Keeps the first nodes of the tree; how many that are tells how far and when it drafts next, under its terms.
     pub(super) fn cut(&mut self, kept: usize, terms: Terms) {
-        if self.draft.drafted() > 0 {
+        if self.draft.tree.drafted() > 0 {
             self.reach.learn(kept, terms);
         }
         self.draft.tree.truncate(kept);
@@ -259,7 +258,7 @@ impl Sequence {
     /// Puts what is left of the tree behind the chunk.
     pub(super) fn attach_tree(&mut self) {
         self.done.draft_seconds += self.draft.seconds;
-        if self.draft.drafted() == 0 {
+        if self.draft.tree.drafted() == 0 {
             return;
         }
         let root = self.chunk - 1;

@@ -89,13 +89,6 @@ pub struct Draft {
     pub is_read: bool,
 }
 
-impl Draft {
-    /// Nodes below the root.
-    pub(super) fn drafted(&self) -> usize {
-        self.tree.len().saturating_sub(1)
-    }
-}
-
 /// What holds for all drafts of a step.
 #[derive(Debug)]
 pub struct DraftTerms<'a> {

@@ -71,7 +71,7 @@ impl DraftSource for ModelSource {
             reader.emitted(outcome.emitted);
         }
         if let Some(kept) = outcome.kept {
-            self.model.kept(reader, outcome.tree.len().saturating_sub(1), kept.len() - outcome.chunk);
+            self.model.kept(reader, outcome.tree.drafted(), kept.len() - outcome.chunk);
             if self.model.reads_features() {
                 kept.iter().for_each(|&node| reader.computed(outcome.scores.feature(node)));
             }

@@ -50,7 +50,6 @@ impl Worth {
     pub(super) fn tries(&mut self, pays: bool) -> bool {
         if pays {
             (self.idle, self.wait) = (0, *RETRY_STEPS.start());
-            return false;
         }
         self.idle += 1;
         let tries = self.idle > self.wait.max(*RETRY_STEPS.start());
