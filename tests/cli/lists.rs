@@ -460,6 +460,8 @@ fn what_no_list_can_be_made_of_is_refused() {
     refuse(&["output.runners_up=2"], &["[output] runners_up: is for texts"]);
     refuse(&["draft.alignment=2"], &["[draft] alignment: is for texts"]);
     refuse(&["lists.sampling=atspeed"], &["[lists] sampling: says how lists are drawn; set [generate] temperature"]);
+    let by_cost = ["generate.temperature=1", "lists.sampling=atspeed"];
+    refuse(&by_cost, &["[lists] sampling: drafts decide such a list", "set [draft] adaptive = false"]);
     let published = ["generate.temperature=1", "lists.sampling=atspeed-published", "lists.drafted=5"];
     refuse(&published, &["[lists] drafted = 5", "more prefixes for a step than there are beams, 5"]);
     refuse(&["lists.steps=4"], &["[lists] steps = 4: expected 1 to 3"]);

@@ -211,6 +211,11 @@ impl ListsConfig {
             "[lists] sampling: says how lists are drawn; set [generate] temperature, or remove it"
         );
         ensure!(
+            self.sampling == ListSamplingKind::StochasticBeam || !config.draft.is_adaptive(),
+            "[lists] sampling: drafts decide such a list, and here measured costs decide what is drafted, so that \
+             another run would have other lists; set [draft] adaptive = false, or remove [lists] sampling"
+        );
+        ensure!(
             self.draft != ListDraftKind::Auto || config.draft.is_adaptive(),
             "[lists] draft = \"auto\": chooses by measured costs; set [draft] adaptive = true and leave out [draft] \
              method, or name what is drafted, such as \"knn\""
